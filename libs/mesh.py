@@ -1,0 +1,62 @@
+"""The mesh as one table: which components there are, and who may call which method. Default deny.
+
+A method's callers are roles: `cp/<component>`, or a kind of principal (`agent`, `producer`, `user`,
+`administrator`). Finer rules (this agent, this queue) live in the domain that owns them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Component:
+    """A control-plane component: the name in its SPIFFE id, and its default gRPC port."""
+
+    name: str
+    port: int
+
+
+COORDINATION = Component("coordination", 7410)
+
+_OPEN = frozenset({"*"})  # any principal with a believed certificate
+_PEOPLE = frozenset({"user", "administrator"})
+_PRODUCERS = _PEOPLE | {"producer", "agent", "cp/gateway"}
+_WORKERS = _PEOPLE | {"agent"}
+
+_COORDINATION = "/agentctl.coordination.v1.CoordinationService/"
+
+METHODS: dict[str, frozenset[str]] = {
+    "/grpc.health.v1.Health/Check": _OPEN,
+    "/grpc.health.v1.Health/Watch": _OPEN,
+    "/grpc.health.v1.Health/List": _OPEN,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OPEN,
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": _OPEN,
+    _COORDINATION + "Submit": _PRODUCERS,
+    _COORDINATION + "Claim": _WORKERS,
+    _COORDINATION + "Renew": _WORKERS,
+    _COORDINATION + "Ack": _WORKERS,
+    _COORDINATION + "Fail": _WORKERS,
+    _COORDINATION + "Release": _WORKERS,
+    _COORDINATION + "Cancel": _PRODUCERS,
+    _COORDINATION + "GetItems": _PRODUCERS,
+    _COORDINATION + "ListItems": _PRODUCERS,
+    _COORDINATION + "WatchResults": _PRODUCERS,
+    _COORDINATION + "GetQueues": _PRODUCERS | {"cp/scaler", "cp/operator"},
+    _COORDINATION + "WatchQueues": _PRODUCERS | {"cp/scaler", "cp/operator"},
+    _COORDINATION + "ListDeadLetters": _PEOPLE,
+    _COORDINATION + "Redrive": _PEOPLE,
+    _COORDINATION + "Purge": _PEOPLE,
+    _COORDINATION + "ConfigureQueue": _PEOPLE | {"cp/operator"},
+    _COORDINATION + "PauseQueue": _PEOPLE | {"cp/operator"},
+    _COORDINATION + "ResumeQueue": _PEOPLE | {"cp/operator"},
+    _COORDINATION + "ReleaseWorker": _PEOPLE | {"cp/operator"},
+    _COORDINATION + "Explain": _PEOPLE | {"producer", "agent", "cp/gateway", "cp/operator"},
+}
+"""Full method name → roles that may call it."""
+
+
+def may_call(role: str, method: str) -> bool:
+    """Whether the table lets this role call this method."""
+    roles = METHODS.get(method)
+    return roles is not None and ("*" in roles or role in roles)

@@ -1,0 +1,364 @@
+"""The doorway: the one place where a call enters our code, whatever transport carries it.
+
+It believes or refuses the caller, times and logs the call, and turns whatever a handler raises into a
+status. Fronts subclass `Visit` and put the `Status` that `Doorway.enter` returns on their wire.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+from opentelemetry.trace import SpanKind
+
+from libs import mesh, pki, telemetry
+from libs.errors import (
+    DeadlineError,
+    DeniedError,
+    InvalidError,
+    MeshError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from libs.identity import Identity, Principal
+
+from .call import Call
+
+DOMAIN = "agentctl.dev"
+"""Whose reasons the ErrorInfo of our statuses holds."""
+
+_log = logging.getLogger(__name__)
+
+_LEAST_SECONDS = 0.002  # with less left, an answer would come too late
+_MESSAGE_BYTES = 1000  # statuses travel in header fields, which peers cap at 8 KiB
+_VIOLATIONS = 10
+_VIOLATION_BYTES = 150
+_WHEN_DRAINING = "/grpc.health.v1.Health/"
+_BEHAVIOURS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a call ended; `details` is a serialised google.rpc.Status, empty if there is nothing to add."""
+
+    code: grpc.StatusCode
+    message: str = ""
+    details: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a front lets in. Sizes are in bytes."""
+
+    max_message: int = 4 * 1024 * 1024
+    max_connections: int = 4096
+    max_streams: int = 256  # of one connection
+    drain_seconds: float = 10.0
+
+
+_OK = Status(grpc.StatusCode.OK)
+_LEFT = Status(grpc.StatusCode.CANCELLED, "the caller left")
+_BUG = Status(grpc.StatusCode.INTERNAL, "internal error")
+_LATE = DeadlineError("out of time")
+
+
+class LeftError(MeshError):
+    """The caller is gone; nobody hears the answer."""
+
+    code = grpc.StatusCode.CANCELLED
+    reason = "LEFT"
+
+
+def status_of(error: MeshError) -> Status:
+    """An error as it crosses the wire: its code, its reason, and the fields that are wrong, cut to fit."""
+    message = _cut(str(error), _MESSAGE_BYTES)
+    status = status_pb2.Status(code=error.code.value[0], message=message)
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
+    if isinstance(error, InvalidError) and error.violations:
+        violations = list(error.violations.items())[:_VIOLATIONS]
+        request = error_details_pb2.BadRequest()
+        for field, why in violations:
+            request.field_violations.add(
+                field=_cut(field, _VIOLATION_BYTES), description=_cut(why, _VIOLATION_BYTES)
+            )
+        status.details.add().Pack(request)
+    return Status(error.code, message, status.SerializeToString())
+
+
+class Method:
+    """A method as the doorway knows it: its handler, who may call it, and where its times are counted."""
+
+    __slots__ = (
+        "answers_many",
+        "asks_many",
+        "behaviour",
+        "name",
+        "ok_seconds",
+        "parse",
+        "roles",
+        "serialise",
+    )
+
+    def __init__(self, name: str, handler: grpc.RpcMethodHandler[Any, Any], roles: frozenset[str]) -> None:
+        self.name = name
+        self.asks_many = handler.request_streaming
+        self.answers_many = handler.response_streaming
+        self.parse: Any = handler.request_deserializer
+        self.serialise: Any = handler.response_serializer
+        self.behaviour: Any = next(filter(None, (getattr(handler, kind) for kind in _BEHAVIOURS)))
+        self.roles = roles
+        self.ok_seconds = telemetry.RPC_SECONDS.labels(name, grpc.StatusCode.OK.name)
+
+
+class Visit(abc.ABC):
+    """One call on its way through the doorway. A front says how to read it and how to answer it."""
+
+    __slots__ = ("error", "metadata", "method", "peer", "task")
+
+    def __init__(self, method: Method, metadata: Mapping[str, str | bytes]) -> None:
+        self.method = method
+        self.metadata = metadata
+        self.task: asyncio.Task[Any] | None = None
+        self.peer: pki.Peer | None = None
+        self.error: MeshError | None = None
+
+    @abc.abstractmethod
+    def leaf(self) -> bytes | None:
+        """The caller's certificate, DER; None if it showed none."""
+
+    @abc.abstractmethod
+    def timeout(self) -> float:
+        """Seconds that the caller gives us; infinity if it set no deadline."""
+
+    @abc.abstractmethod
+    async def read(self) -> bytes | None:
+        """The next message of the request; None after the last."""
+
+    @abc.abstractmethod
+    async def write(self, message: bytes) -> None:
+        """Hands a message of the answer to the transport."""
+
+    def interrupt(self, error: MeshError) -> None:
+        """Cancels the handler; the call ends with this error. Nothing happens if it has ended."""
+        if self.task is not None and self.error is None:
+            self.error = error
+            self.task.cancel()
+
+
+class Denied:
+    """The SPIFFE ids and serial numbers that are refused although their certificates are good.
+
+    One a line in the file `denied` beside our own certificate; without that file nobody is on the list.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        self._file = identity.folder / "denied"
+        self._entries: frozenset[str | int] = frozenset()
+        self.reload()
+
+    def reload(self) -> None:
+        """Reads the file again. OSError or UnicodeDecodeError if it is there and unreadable."""
+        try:
+            lines = self._file.read_text().split()
+        except FileNotFoundError:
+            lines = []
+        self._entries = frozenset(int(line) if line.isdecimal() else line for line in lines)
+
+    def __contains__(self, peer: pki.Peer) -> bool:
+        entries = self._entries
+        return bool(entries) and (peer.principal.id in entries or peer.serial in entries)
+
+
+class Doorway:
+    """Lets calls in, and knows which are inside.
+
+    `add_…Servicer_to_server` takes it for a server, so registering a servicer opens the doorway for it.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        callers: Mapping[str, frozenset[str]] = mesh.METHODS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.methods: dict[str, Method] = {}
+        self.draining = False
+        self._live: set[Visit] = set()
+        self._trust = pki.Trust(identity)
+        self._denied = Denied(identity)
+        self._callers = callers
+        self._clock = clock
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """Registers a service. Methods that the mesh table does not know are refused to everybody."""
+        for method, handler in handlers.items():
+            name = f"/{service}/{method}"
+            self.methods[name] = Method(name, handler, self._callers.get(name, frozenset()))
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[object]) -> None:
+        """Nothing: generated code registers the same methods by name too."""
+
+    def enter(self, visit: Visit) -> Coroutine[Any, Any, Status]:
+        """Runs a call from its request to the last message of its answer, and says how it ended.
+
+        Raises nothing but the cancellation of the task it runs in.
+        """
+        return self._traced(visit) if telemetry.tracing else self._through(visit)
+
+    async def _traced(self, visit: Visit) -> Status:
+        service, _, method = visit.method.name[1:].partition("/")
+        with telemetry.tracer().start_as_current_span(
+            visit.method.name[1:],
+            context=telemetry.extract(visit.metadata),
+            kind=SpanKind.SERVER,
+            attributes={"rpc.system": "grpc", "rpc.service": service, "rpc.method": method},
+        ) as span:
+            status = await self._through(visit)
+            span.set_attribute("rpc.grpc.status_code", status.code.value[0])
+            return status
+
+    async def _through(self, visit: Visit) -> Status:
+        begun = time.perf_counter()
+        call = timer = None
+        status = _LEFT
+        context: dict[str, object] = {"method": visit.method.name}
+        telemetry.log_context.set(context)
+        try:
+            timeout = visit.timeout()
+            caller = self._admit(visit, context)
+            if timeout < _LEAST_SECONDS:
+                raise DeadlineError("too little time left to begin")
+            loop = asyncio.get_running_loop()
+            call = Call(visit.method.name, caller, loop.time() + timeout, visit.metadata)
+            visit.task = asyncio.current_task(loop)
+            self._live.add(visit)
+            if timeout != float("inf"):
+                timer = loop.call_later(timeout, visit.interrupt, _LATE)
+            await _answer(visit, call)
+            status = _OK
+        except MeshError as error:
+            status = status_of(error)
+        except TimeoutError:
+            status = status_of(_LATE)
+        except asyncio.CancelledError:
+            if visit.error is not None and visit.task is not None:
+                visit.task.uncancel()
+                status = status_of(visit.error)
+            elif visit.task is not None and visit.task.cancelling():
+                raise
+            else:
+                _log.exception("a handler was cancelled by itself")
+                status = _BUG
+        except Exception:  # noqa: BLE001  (the doorway: the one place for it)
+            _log.exception("a handler failed")
+            status = _BUG
+        finally:
+            visit.task = None
+            self._live.discard(visit)
+            if timer is not None:
+                timer.cancel()
+            if call is not None and status is not _OK:
+                call.undeliverable()
+            _report(visit.method, status, time.perf_counter() - begun)
+        return status
+
+    def _admit(self, visit: Visit, context: dict[str, object]) -> Principal:
+        context["request_id"] = _request_id(visit.metadata)
+        if (leaf := visit.leaf()) is None:
+            raise UnauthenticatedError("no client certificate")
+        visit.peer = peer = self._trust.verify(leaf, self._clock())
+        caller = peer.principal
+        context["caller"] = caller.id
+        if peer in self._denied:
+            raise UnauthenticatedError(f"{caller.id} is on the deny list")
+        roles = visit.method.roles
+        if caller.role not in roles and "*" not in roles:
+            raise DeniedError(f"{caller.id} may not call {visit.method.name}")
+        if self.draining and not visit.method.name.startswith(_WHEN_DRAINING):
+            raise UnavailableError("draining")
+        return caller
+
+    def sweep(self) -> None:
+        """Ends the calls of callers whose certificate has expired or who are denied by now."""
+        self._denied.reload()
+        now = self._clock()
+        for visit in self._live:
+            if visit.peer is None:
+                continue
+            caller = visit.peer.principal.id
+            if now > visit.peer.not_after:
+                visit.interrupt(UnauthenticatedError(f"the certificate of {caller} has expired"))
+            elif visit.peer in self._denied:
+                visit.interrupt(UnauthenticatedError(f"{caller} is on the deny list"))
+
+    def interrupt(self, error: MeshError, which: Callable[[Visit], bool] = lambda _: True) -> None:
+        """Ends the calls that are inside with this error."""
+        for visit in filter(which, list(self._live)):
+            visit.interrupt(error)
+
+
+async def _answer(visit: Visit, call: Call) -> None:
+    method = visit.method
+    if method.asks_many:
+        answer = method.behaviour(_requests(visit), call)
+    else:
+        message = await visit.read()
+        if message is None:
+            raise InvalidError("the request has no message")
+        if await visit.read() is not None:
+            raise InvalidError("the request has more than one message")
+        answer = method.behaviour(_parse(method, message), call)
+    if method.answers_many:
+        async for response in answer:
+            await visit.write(method.serialise(response))
+    else:
+        await visit.write(method.serialise(await answer))
+
+
+async def _requests(visit: Visit) -> AsyncIterator[Any]:
+    while (message := await visit.read()) is not None:
+        yield _parse(visit.method, message)
+
+
+def _parse(method: Method, message: bytes) -> Any:
+    try:
+        return method.parse(message)
+    except DecodeError as error:
+        raise InvalidError("the request is not of this method's type") from error
+
+
+def _report(method: Method, status: Status, seconds: float) -> None:
+    if status is _OK:
+        method.ok_seconds.observe(seconds)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("served", extra={"code": "OK", "seconds": round(seconds, 6)})
+        return
+    telemetry.RPC_SECONDS.labels(method.name, status.code.name).observe(seconds)
+    refused = status.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+    _log.log(
+        logging.WARNING if refused else logging.INFO,
+        "%s: %s",
+        status.code.name,
+        status.message,
+        extra={"code": status.code.name, "seconds": round(seconds, 6)},
+    )
+
+
+def _request_id(metadata: Mapping[str, str | bytes]) -> str:
+    if (parent := metadata.get("traceparent")) is not None:
+        return str(parent)[3:35]  # the trace's id, so that one id finds the lines of all processes
+    return f"{random.getrandbits(64):016x}"
+
+
+def _cut(text: str, size: int) -> str:
+    return text.encode(errors="replace")[:size].decode(errors="ignore")

@@ -1,0 +1,324 @@
+"""The default front: gRPC as an ASGI application behind h2corn, which does TLS and HTTP/2.
+
+Compressed messages are refused. So is TLS 1.2, which h2corn itself would take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import struct
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, cast
+from urllib.parse import quote
+
+import grpc
+from h2corn import Config, RequestPolicy, Server
+
+from libs.errors import (
+    ExhaustedError,
+    InvalidError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+)
+from libs.identity import Identity
+
+from .boundary import Doorway, LeftError, Limits, Method, Status, Visit
+
+_TLS_1_3 = 0x0304
+_HEADERS = [(b"content-type", b"application/grpc"), (b"grpc-accept-encoding", b"identity")]
+_LEFT = LeftError("the caller left")
+_OK = [(b"grpc-status", b"0")]
+_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+_HEAD_BYTES = 32 * 1024
+_REQUEST_SECONDS = 20.0
+_OWN_HEADERS = {b"content-type", b"te", b"host"}
+
+_der = lru_cache(maxsize=4096)(ssl.PEM_cert_to_DER_cert)  # h2corn gives PEM, one object per connection
+
+
+class H2cornFront:
+    """Serves a doorway from one listening socket, by one h2corn server after another: a server keeps the
+    certificate that it began with, so rotating means to start the next one and to let the last one drain.
+    """
+
+    def __init__(self, doorway: Doorway, identity: Identity, limits: Limits) -> None:
+        self._doorway = doorway
+        self._identity = identity
+        self._limits = limits
+        self._listener: socket.socket | None = None
+        self._running: tuple[Application, Server, asyncio.Task[None]] | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens and serves; the port."""
+        self._listener = _listen(host, port)
+        self._running = await self._begin(self._listener)
+        bound: int = self._listener.getsockname()[1]
+        return bound
+
+    async def rotate(self) -> None:
+        """Serves new connections with the certificate that is in our files now."""
+        if self._listener is None or self._running is None:
+            return
+        last, self._running = self._running, await self._begin(self._listener)
+        retiring = asyncio.create_task(self._end(*last, self._limits.drain_seconds))
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+
+    async def stop(self, seconds: float) -> None:
+        """Accepts nothing more; interrupts after so many seconds what is not done by then."""
+        if self._listener is None or self._running is None:
+            return
+        self._listener.close()
+        await asyncio.gather(self._end(*self._running, seconds), *self._retiring)
+
+    async def _begin(self, listener: socket.socket) -> tuple[Application, Server, asyncio.Task[None]]:
+        application = Application(self._doorway, self._limits.max_message)
+        server = Server(cast("Any", application), self._config(os.dup(listener.fileno())))
+        task = asyncio.create_task(server.serve())
+        await server.wait_started()
+        return application, server, task
+
+    async def _end(
+        self, application: Application, server: Server, task: asyncio.Task[None], seconds: float
+    ) -> None:
+        server.shutdown()
+        await asyncio.wait({task}, timeout=seconds)
+        self._doorway.interrupt(
+            UnavailableError("the server is going away"),
+            lambda visit: isinstance(visit, Exchange) and visit.application is application,
+        )
+        await task
+
+    def _config(self, fd: int) -> Config:
+        single = [m.name for m in self._doorway.methods.values() if not m.asks_many]
+        return Config(
+            bind=(f"fd://{fd}",),
+            certfile=self._identity.certificate,
+            keyfile=self._identity.key,
+            ca_certs=self._identity.root,
+            cert_reqs="required",
+            grpc=True,
+            http1=False,
+            lifespan="off",
+            access_log=False,
+            log_format="json",
+            runtime_threads=1,  # a second one gains nothing: the handlers share one loop
+            limit_connections=self._limits.max_connections,
+            max_concurrent_streams=self._limits.max_streams,
+            h2_max_header_list_size=_HEAD_BYTES,
+            h2_max_header_block_size=_HEAD_BYTES,
+            request_policies=tuple(map(_policy, single)),
+            timeout_graceful_shutdown=self._limits.drain_seconds + 2,
+        )
+
+
+class Application:
+    """The ASGI application in front of a doorway. Several may share one while certificates rotate."""
+
+    def __init__(self, doorway: Doorway, max_message: int) -> None:
+        self._doorway = doorway
+        self._methods = {name.encode(): method for name, method in doorway.methods.items()}
+        self.max_message = max_message
+
+    async def __call__(
+        self,
+        scope: dict[str, Any],
+        receive: Callable[[], Awaitable[dict[str, Any]]],
+        send: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        if scope["type"] != "http":
+            raise UnimplementedError(f"no {scope['type']} here")
+        method = self._methods.get(scope["raw_path"])
+        if method is None:
+            unknown = Status(grpc.StatusCode.UNIMPLEMENTED, f"no method {scope['path']}")
+            await _refuse(send, unknown)
+            return
+        exchange = Exchange(self, method, scope, receive, send)
+        await exchange.finish(await self._doorway.enter(exchange))
+
+
+class Exchange(Visit):
+    """One request and its answer, as ASGI events."""
+
+    __slots__ = (
+        "_ahead",
+        "_buffer",
+        "_ended",
+        "_headers",
+        "_receive",
+        "_send",
+        "_started",
+        "_tls",
+        "application",
+    )
+
+    def __init__(
+        self,
+        application: Application,
+        method: Method,
+        scope: dict[str, Any],
+        receive: Callable[[], Awaitable[dict[str, Any]]],
+        send: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        super().__init__(method, Metadata(self._headers))
+        self.application = application
+        self._tls = scope["extensions"].get("tls")
+        self._receive = receive
+        self._send = send
+        self._buffer: bytes | bytearray = b""
+        self._ended = self._started = False
+        self._ahead: asyncio.Future[dict[str, Any]] | None = None
+
+    def leaf(self) -> bytes | None:
+        if self._tls is None or not self._tls["client_cert_chain"]:
+            return None
+        if self._tls["tls_version"] != _TLS_1_3:
+            raise UnauthenticatedError("TLS 1.3 is required")
+        return _der(self._tls["client_cert_chain"][0])
+
+    def timeout(self) -> float:
+        if (value := self._headers.get(b"grpc-timeout")) is None:
+            return float("inf")
+        unit = _UNITS.get(value[-1:])
+        if unit is None or not value[:-1].isdigit() or len(value) > 9:
+            raise InvalidError("grpc-timeout is not a gRPC timeout")
+        return int(value[:-1]) * unit
+
+    async def read(self) -> bytes | None:
+        while True:
+            if self._buffer and (message := self._take()) is not None:
+                return message
+            if self._ended:
+                if self._buffer:
+                    raise InvalidError("the request ends within a message")
+                return None
+            event = await (self._ahead or self._receive())
+            self._ahead = None
+            if event["type"] == "http.disconnect":
+                raise _LEFT
+            self._keep(event.get("body", b""))
+            self._ended = not event.get("more_body", False)
+            if self._ended or self.method.asks_many:
+                self._watch()
+
+    def _keep(self, body: bytes) -> None:
+        if not self._buffer:
+            self._buffer = body
+        else:
+            if isinstance(self._buffer, bytes):
+                self._buffer = bytearray(self._buffer)  # grows in place
+            self._buffer += body
+
+    def _take(self) -> bytes | None:
+        if len(self._buffer) < 5:
+            return None
+        compressed, size = struct.unpack_from(">BI", self._buffer)
+        if compressed:
+            raise UnimplementedError("compressed messages are not supported")
+        if size > self.application.max_message:
+            raise ExhaustedError(f"a message of {size} bytes; {self.application.max_message} are allowed")
+        end = 5 + size
+        if len(self._buffer) < end:
+            return None
+        message, self._buffer = bytes(self._buffer[5:end]), self._buffer[end:]
+        return message
+
+    def _watch(self) -> None:
+        """Asks for the next event before anybody needs it, since that event may be the caller's leaving."""
+        self._ahead = asyncio.ensure_future(self._receive())
+        self._ahead.add_done_callback(self._noticed)
+
+    def _noticed(self, ahead: asyncio.Future[dict[str, Any]]) -> None:
+        if not ahead.cancelled() and ahead.result()["type"] == "http.disconnect":
+            self.interrupt(_LEFT)
+
+    async def write(self, message: bytes) -> None:
+        if not self._started:
+            self._started = True
+            await self._send(
+                {"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True}
+            )
+        frame = struct.pack(">BI", 0, len(message)) + message
+        await self._send({"type": "http.response.body", "body": frame, "more_body": self.method.answers_many})
+
+    async def finish(self, status: Status) -> None:
+        """Ends the answer. Nothing is said to a caller that left."""
+        if not self._started:
+            await _refuse(self._send, status)
+            return
+        if self.method.answers_many:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        trailers = _OK if status.code is grpc.StatusCode.OK else _trailers(status)
+        await self._send({"type": "http.response.trailers", "headers": trailers})
+
+
+class Metadata(Mapping[str, str | bytes]):
+    """Header fields as gRPC metadata, decoded when somebody looks."""
+
+    __slots__ = ("_headers",)
+
+    def __init__(self, headers: dict[bytes, bytes]) -> None:
+        self._headers = headers
+
+    def __getitem__(self, key: str) -> str | bytes:
+        value = self._headers[key.encode()]
+        if key.endswith("-bin"):
+            return b64decode(value + b"=" * (-len(value) % 4))
+        return value.decode("ascii", "replace")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key.encode() in self._headers else default
+
+    def __iter__(self) -> Iterator[str]:
+        for key in self._headers:
+            if key not in _OWN_HEADERS and not key.startswith(b"grpc-"):
+                yield key.decode("ascii", "replace")
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _trailers(status: Status) -> list[tuple[bytes, bytes]]:
+    trailers = [
+        (b"grpc-status", b"%d" % status.code.value[0]),
+        (b"grpc-message", quote(status.message, safe=_PRINTABLE).encode()),
+    ]
+    if status.details:
+        trailers.append((b"grpc-status-details-bin", b64encode(status.details).rstrip(b"=")))
+    return trailers
+
+
+async def _refuse(send: Callable[[dict[str, Any]], Awaitable[None]], status: Status) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS[:1], *_trailers(status)]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _policy(method: str) -> RequestPolicy:
+    """Sizes are the adapter's; but a single request that never ends would hold its memory."""
+    return RequestPolicy(
+        path=method,
+        max_request_body_size=0,
+        timeout_request_body_idle=_REQUEST_SECONDS,
+        h2_timeout_response_stall=60.0,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=1024)
+    # Connections inherit these: the kernel finds dead peers, since h2corn pings nobody.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    return listener

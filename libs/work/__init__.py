@@ -1,0 +1,44 @@
+"""The client of coordination: submit work, claim it, and work on it with exactly one owner.
+
+    async with connect(address, identity) as client:
+        await Producer(client, "default/mail").submit(b"...")
+        await Worker(client, ["default/mail"], slots=8).run(handler)
+
+Users do not batch by hand: concurrent calls of one process leave in one RPC (`coalesce`), and each caller
+gets its own verdict or its own error. `Client` has the verbs, `Producer` and `Worker` the habits: renew,
+fence, replay, drain, trace context.
+"""
+
+from __future__ import annotations
+
+from .client import Client, connect
+from .errors import Fatal, ItemIdConflictError, LeaseLostError, QueueFullError, Retry, SettledError
+from .item import Backoff, Submission, Work, new_id
+from .producer import Producer
+from .results import Results
+from .task import Failure, Lease, Renewal, Result, Task
+from .worker import Handler, Worker
+
+__all__ = [
+    "Backoff",
+    "Client",
+    "Failure",
+    "Fatal",
+    "Handler",
+    "ItemIdConflictError",
+    "Lease",
+    "LeaseLostError",
+    "Producer",
+    "QueueFullError",
+    "Renewal",
+    "Result",
+    "Results",
+    "Retry",
+    "SettledError",
+    "Submission",
+    "Task",
+    "Work",
+    "Worker",
+    "connect",
+    "new_id",
+]

@@ -1,0 +1,224 @@
+"""Working on items: claim, run the handler, renew, fence, ack and claim the next."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import anyio
+from opentelemetry.context import attach, detach
+
+from libs import telemetry
+from libs.errors import InvalidError, MeshError
+
+from .claims import Options
+from .client import Client
+from .coalesce import TRANSIENT, pauses
+from .errors import Fatal, Retry
+from .keeper import Held, Stop
+from .task import Result, Task
+
+Handler = Callable[[Task], Awaitable[bytes | Result | None]]
+
+log = logging.getLogger(__name__)
+_LAST_WORDS = 1.0  # how long a cancelled worker may take to settle or release what it holds
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    error: str
+    retryable: bool = True
+    after: timedelta | None = None
+
+
+_Outcome = Result | _Failed | Stop
+
+
+class Worker:
+    """Runs a handler on the items of some queues, `slots` at a time, holding no item without a free slot.
+
+    The handler returns the result, or raises: Retry and Fatal say what is to become of the item, any other
+    exception fails the attempt. It runs in the submitter's trace context. It is cancelled (at each await
+    until it ends, so shield what has to be awaited while cleaning up) when its lease is lost or about to
+    end, when somebody cancels the item, and at the end of a drain. A handler that blocks the event loop
+    cannot be cancelled, and its lease not renewed.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        queues: Sequence[str],
+        *,
+        slots: int = 1,
+        lease: timedelta | None = None,
+        wait: timedelta = timedelta(seconds=20),
+    ) -> None:
+        self._client = client
+        self._slots = slots
+        self._options = Options(tuple(queues), lease)
+        self._wait = wait
+        self._held: set[Held] = set()
+        self._idle: set[anyio.CancelScope] = set()
+        self._draining = False
+        self._run: anyio.CancelScope | None = None
+        self._ends: list[asyncio.TimerHandle] = []
+
+    async def run(self, handler: Handler) -> None:
+        """Work until cancelled or drained. Raises what no retry can mend: a claim that is not allowed, or
+        malformed. Cancelled, it gives back what it holds.
+        """
+        try:
+            async with anyio.create_task_group() as slots:
+                self._run = slots.cancel_scope
+                for _ in range(self._slots):
+                    slots.start_soon(self._slot, handler)
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            for timer in self._ends:
+                timer.cancel()
+
+    def drain(self, deadline: timedelta) -> None:
+        """Claim no more; `run` returns when the handlers have finished, or, when `deadline` has passed,
+        after the rest was cancelled and released.
+        """
+        self._draining = True
+        for scope in self._idle:
+            scope.cancel()
+        loop = asyncio.get_running_loop()
+        self._ends += [
+            loop.call_later(deadline.total_seconds(), self._stop),
+            loop.call_later(deadline.total_seconds() + _LAST_WORDS, self._abort),
+        ]
+
+    def _stop(self) -> None:
+        for held in self._held:
+            held.end(Stop.DRAINED)
+
+    def _abort(self) -> None:
+        if self._run is not None:
+            self._run.cancel()
+
+    async def _slot(self, handler: Handler) -> None:
+        backoff = pauses()
+        task: Task | None = None
+        while not self._draining:
+            if task is None:
+                try:
+                    task = await self._claim()
+                except TRANSIENT as error:
+                    log.warning("cannot claim from %s, trying again: %s", self._options.queues, error)
+                    await self._pause(next(backoff))
+            if task is not None:
+                backoff = pauses()
+                task = await self._work(task, handler)
+
+    async def _claim(self) -> Task | None:
+        tasks: list[Task] = []
+        with anyio.CancelScope() as scope:
+            self._idle.add(scope)
+            try:
+                tasks = await self._client.claim(
+                    self._options.queues, wait=self._wait, lease=self._options.lease
+                )
+            finally:
+                self._idle.discard(scope)
+        if tasks and self._draining:  # settled out here, since the drain has cancelled the scope
+            await self._settle(tasks[0], Stop.DRAINED)
+            return None
+        return tasks[0] if tasks else None
+
+    async def _pause(self, length: float) -> None:
+        with anyio.CancelScope() as scope:
+            self._idle.add(scope)
+            try:
+                await asyncio.sleep(length)
+            finally:
+                self._idle.discard(scope)
+
+    async def _work(self, task: Task, handler: Handler) -> Task | None:
+        """Do one task; the next one, if there was one at once."""
+        outcome: _Outcome = Stop.DRAINED
+        try:
+            outcome = await self._handle(task, handler)
+            return await self._settle(task, outcome, claim=not self._draining)
+        except asyncio.CancelledError:
+            with anyio.move_on_after(_LAST_WORDS, shield=True):
+                await self._settle(task, outcome)
+            raise
+
+    async def _handle(self, task: Task, handler: Handler) -> _Outcome:
+        outcome: _Outcome = Stop.LOST
+        with anyio.CancelScope() as scope:
+            held = self._client.keeper.hold(task, self._options.lease, scope)
+            self._held.add(held)
+            try:
+                outcome = await _call(handler, task)
+            finally:
+                self._client.keeper.drop(held)
+                self._held.discard(held)
+        if held.stop is not None and not isinstance(outcome, Result):
+            return held.stop
+        return outcome
+
+    async def _settle(self, task: Task, outcome: _Outcome, *, claim: bool = False) -> Task | None:
+        try:
+            if isinstance(outcome, Result):
+                return await self._ack(task, outcome, claim=claim)
+            if isinstance(outcome, _Failed):
+                await self._client.fail(
+                    task, outcome.error, retryable=outcome.retryable, retry_after=outcome.after
+                )
+            elif task.lost:
+                log.warning("stopped working on %s: %s", task.id, outcome.value)
+            else:
+                await self._client.release(task, outcome.value)
+        except MeshError as error:
+            log.warning("could not settle %s: %s", task.id, error)
+        return None
+
+    async def _ack(self, task: Task, result: Result, *, claim: bool) -> Task | None:
+        try:
+            if not claim:
+                await self._client.ack(task, result.payload, result.content_type)
+                return None
+            acked = await self._client.ack_and_claim(task, result.payload, result.content_type, self._options)
+        except InvalidError as error:
+            await self._client.fail(task, f"the result is not acceptable: {error}", retryable=False)
+            return None
+        if acked.error is not None:
+            log.warning("could not settle %s: %s", task.id, acked.error)
+        if acked.next is not None and self._draining:
+            await self._settle(acked.next, Stop.DRAINED)
+            return None
+        return acked.next
+
+
+async def _call(handler: Handler, task: Task) -> Result | _Failed:
+    context = attach(telemetry.extract(task.trace)) if task.trace else None
+    try:
+        result = await handler(task)
+        return result if isinstance(result, Result) else Result(result or b"")
+    except Retry as verdict:
+        return _Failed(str(verdict), after=verdict.after)
+    except Fatal as verdict:
+        return _Failed(str(verdict), retryable=False)
+    except asyncio.CancelledError as error:
+        if _cancelled():
+            raise
+        log.warning("attempt %d at %s was cancelled from inside", task.attempt, task.id, exc_info=True)
+        return _Failed(f"{type(error).__name__}: {error}")
+    except Exception as error:  # the border to the user's code: whatever it raises is about this item only
+        log.warning("attempt %d at %s failed", task.attempt, task.id, exc_info=True)
+        return _Failed(f"{type(error).__name__}: {error}")
+    finally:
+        if context is not None:
+            detach(context)
+
+
+def _cancelled() -> bool:
+    running = asyncio.current_task()
+    return running is not None and running.cancelling() > 0

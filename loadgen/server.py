@@ -1,0 +1,134 @@
+"""A coordination process of our own to measure, and what it costs."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from libs.identity import Identity
+
+from . import processes
+from .processes import Usage
+
+_START_SECONDS = 60
+_STOP_SECONDS = 20
+_POLL = 0.05
+_COUNTER = "agentctl_rpc_server_duration_seconds_count{"
+_COUNTED = "/agentctl.coordination."
+
+
+class Engine(StrEnum):
+    """The stores of coordination, as its users say them."""
+
+    MEMORY = "memory"
+    POSTGRES = "postgres"
+
+
+class ServerError(Exception):
+    """The server is not there; the message ends with what it said."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a server used since it began, PostgreSQL apart, and how many work RPCs it answered."""
+
+    server: Usage
+    database: Usage
+    rpcs: int
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running coordination process."""
+
+    address: str
+    plain_address: str
+    pid: int
+    data: Path
+    log: Path
+
+    def cost(self) -> Cost:
+        """What it used and answered until now. ServerError if it is gone."""
+        database = processes.postgres_under(self.data)
+        theirs = {process.pid for process in database}
+        own = [process for process in processes.tree(self.pid) if process.pid not in theirs]
+        return Cost(processes.usage(own), processes.usage(database), self._answered())
+
+    def _answered(self) -> int:
+        try:
+            with urllib.request.urlopen(f"http://{self.plain_address}/metrics", timeout=10) as answer:
+                lines: list[str] = answer.read().decode().splitlines()
+        except OSError as error:
+            raise ServerError(f"coordination went away ({error}); {_end_of(self.log)}") from error
+        counters = [line for line in lines if line.startswith(_COUNTER) and _COUNTED in line]
+        return sum(int(float(line.rpartition(" ")[2])) for line in counters)
+
+
+@contextmanager
+def running(
+    engine: Engine, identity: Identity, folder: Path, environment: Mapping[str, str]
+) -> Iterator[Server]:
+    """Coordination on free loopback ports with its data in `folder`, stopped at the end."""
+    port, metrics_port = _free_port(), _free_port()
+    settings = {
+        "COORDINATION_STORE": "memory" if engine is Engine.MEMORY else "embedded",
+        "COORDINATION_DATA_DIR": str(folder / "data"),
+        "COORDINATION_PORT": str(port),
+        "COORDINATION_METRICS_PORT": str(metrics_port),
+        "AGENTCTL_TLS_DIR": str(identity.folder),
+    }
+    log = folder / "coordination.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "services.coordination"],
+            env={**environment, **settings},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for us; we stop it
+        )
+    try:
+        _await_ready(process, metrics_port, log)
+        yield Server(f"127.0.0.1:{port}", f"127.0.0.1:{metrics_port}", process.pid, folder / "data", log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _await_ready(process: subprocess.Popen[bytes], metrics_port: int, log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        if _is_ready(metrics_port):
+            return
+        time.sleep(_POLL)
+    raise ServerError(f"coordination did not become ready; {_end_of(log)}")
+
+
+def _is_ready(metrics_port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/readyz", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _end_of(log: Path) -> str:
+    return f"the end of its log:\n{log.read_text(errors='replace')[-2000:]}"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port

@@ -1,0 +1,107 @@
+"""The ladder: every store, mode and number of clients in turn, each step measured and audited."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from libs.identity import Identity
+from libs.pki import Authority
+
+from .audit import audit
+from .channel import Target, reach
+from .generator import Generators
+from .ledger import new_tag
+from .row import Row, row_of
+from .server import Cost, Engine, Server, running
+from .tally import Mode, Step, Violations
+
+_DOMAIN = "load.agentctl"
+_CONTROL_CLIENTS = 16
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Which steps. `connections` None: one per client. `template` has what all steps share."""
+
+    modes: Sequence[Mode]
+    clients: Sequence[int]
+    connections: int | None
+    processes: int
+    batch: int
+    template: Step
+    namespace: str = "load"
+
+    def steps(self) -> Iterator[Step]:
+        """The control step first, then by mode, then by number of clients."""
+        for mode in (Mode.CHECK, *self.modes):
+            for clients in (_CONTROL_CLIENTS,) if mode is Mode.CHECK else self.clients:
+                processes = min(self.processes, clients)
+                connections = max(min(self.connections or clients, clients), processes)
+                yield replace(
+                    self.template,
+                    mode=mode,
+                    clients=clients,
+                    processes=processes,
+                    connections=0 if mode is Mode.LIBRARY else connections,  # it has its own
+                    batch=self.batch if mode is Mode.BATCH else 1,
+                    claim_next=self.template.claim_next and mode in (Mode.SINGLE, Mode.BATCH),
+                    queue=f"{self.namespace}/{mode}-{clients}-{secrets.token_hex(4)}",
+                    tag=new_tag(),
+                )
+
+
+Progress = Callable[[Step, int, int, float], None]
+"""`progress(step, cycles, errors, share of the time)`."""
+
+
+@contextmanager
+def own_server(
+    engine: Engine, folder: Path | None, environment: Mapping[str, str]
+) -> Iterator[tuple[Target, Server]]:
+    """A server with a certificate authority and an empty store of its own, below `folder`; both go."""
+    with tempfile.TemporaryDirectory(prefix="agentctl-load-", dir=folder) as scratch:
+        root = Path(scratch)
+        authority = Authority.create(root / "pki", _DOMAIN)
+        server_identity = authority.issue(f"spiffe://{_DOMAIN}/cp/coordination", root / "server")
+        client_identity = authority.issue(f"spiffe://{_DOMAIN}/user/load", root / "client")
+        with running(engine, server_identity, root, environment) as server:
+            yield Target(server.address, client_identity), server
+
+
+def climb(
+    ladder: Ladder, store: str, target: Target, server: Server | None, progress: Progress
+) -> Iterator[Row]:
+    """Runs the steps one after the other. `server` says what they cost, where it is ours.
+    UnavailableError if it cannot be reached.
+    """
+    asyncio.run(reach(target))
+    with Generators(target, ladder.processes) as generators:
+        for step in ladder.steps():
+            costs: list[Cost] = []
+
+            def mark(costs: list[Cost] = costs) -> None:
+                if server:
+                    costs.append(server.cost())
+
+            def show(cycles: int, errors: int, share: float, step: Step = step) -> None:
+                progress(step, cycles, errors, share)
+
+            tallies = generators.run(step, mark=mark, progress=show)
+            found = Violations()
+            if step.mode is not Mode.CHECK:
+                found = asyncio.run(audit(target, step, tallies))
+            else:
+                for tally in tallies:
+                    found.merge(tally.violations)
+            yield row_of(store, step, tallies, costs, found)
+
+
+def remote(address: str, tls_dir: Path) -> Target:
+    """A server that somebody else runs."""
+    return Target(address, Identity(tls_dir))

@@ -1,0 +1,1 @@
+"""The command line `agentctl`: people's way to coordination, and the local plane for one machine."""

@@ -1,0 +1,188 @@
+"""How commands reach coordination: the options they share, and the one doorway through which they call.
+
+grpc and the stubs are imported when a command runs, never for `--help`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .output import Exit, FailedError, Format, one_line_errors
+from .state import ADMINISTRATOR, State
+
+if TYPE_CHECKING:
+    from agentctl.coordination.v1.coordination_service_pb2_grpc import CoordinationServiceAsyncStub
+    from libs.errors import MeshError
+    from libs.work import Client
+
+_PANEL = "Connection"
+
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", metavar="HOST:PORT", help="Coordination. Default: the plane that runs here.",
+                 rich_help_panel=_PANEL, show_default=False),
+]  # fmt: skip
+TlsDirOption = Annotated[
+    Path | None,
+    typer.Option("--tls-dir", help="Certificate folder to call with. Default: the local administrator's.",
+                 rich_help_panel=_PANEL, show_default=False),
+]  # fmt: skip
+StateDirOption = Annotated[
+    Path | None,
+    typer.Option("--state-dir", "--dir", help="State folder of the local plane.",
+                 rich_help_panel=_PANEL, show_default=False),
+]  # fmt: skip
+FormatOption = Annotated[Format, typer.Option("-o", "--output", help="For people or for programs.")]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment and the options before the command said. Only `__main__` reads the environment."""
+
+    state: State
+    environment: Mapping[str, str]
+    address: str | None = None
+    tls_dir: Path | None = None
+
+    @classmethod
+    def of(cls, context: typer.Context, state_dir: Path | None = None) -> Settings:
+        """The settings of this run, with the state folder that the command itself names."""
+        settings = context.find_object(cls)
+        if settings is None:
+            raise TypeError("the root callback sets the settings")
+        return replace(settings, state=State(state_dir)) if state_dir else settings
+
+
+@dataclass(frozen=True)
+class Session:
+    """An open connection, and how to print what it brings."""
+
+    client: Client
+    address: str
+    format: str
+    state: State
+
+    @property
+    def stub(self) -> CoordinationServiceAsyncStub:
+        return self.client.stub
+
+    @property
+    def json(self) -> bool:
+        return self.format == Format.JSON
+
+    def failed(self, error: MeshError) -> FailedError:
+        """The error as the command's own, with its exit code."""
+        return failed(error, self.address)
+
+    def queue(self, name: str | None) -> str:
+        """The queue named, or the one that the local plane's agents work on."""
+        found = name or self.state.running().get("queue")
+        if not found:
+            raise FailedError("no queue named, and no plane runs here whose queue it could be", Exit.USAGE)
+        return found
+
+
+Body = Callable[..., Awaitable[None]]
+
+
+def command(app: typer.Typer, name: str) -> Callable[[Body], Body]:
+    """Registers an async function as a command: it gets a `Session` and its own options; the options of
+    the connection come by themselves, and every error of the mesh ends it with its line and exit code."""
+
+    def register(body: Body) -> Body:
+        own = list(inspect.signature(body, eval_str=True).parameters.values())[1:]
+        has_format = any(each.name == "format_" for each in own)
+
+        @functools.wraps(body)
+        def run(**given: Any) -> None:
+            settings = Settings.of(given.pop("ctx"), given.pop("state_dir"))
+            address, tls_dir = given.pop("address"), given.pop("tls_dir")
+            settings = replace(
+                settings, address=address or settings.address, tls_dir=tls_dir or settings.tls_dir
+            )
+            shape = given["format_"] if has_format else given.pop("format_")
+            with one_line_errors():
+                asyncio.run(_call(settings, shape, body, given))
+
+        signature = inspect.Signature(
+            [*own, *(each for each in _shared() if not has_format or each.name != "format_")]
+        )
+        run.__dict__.pop("__wrapped__")
+        run.__dict__["__signature__"] = signature
+        run.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
+        app.command(name)(run)
+        return body
+
+    return register
+
+
+def _shared() -> list[inspect.Parameter]:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    optional = {"address": AddressOption, "tls_dir": TlsDirOption, "state_dir": StateDirOption}
+    return [
+        inspect.Parameter("ctx", kind, annotation=typer.Context),
+        inspect.Parameter("format_", kind, annotation=FormatOption, default=Format.TABLE),
+        *(inspect.Parameter(name, kind, annotation=each, default=None) for name, each in optional.items()),
+    ]
+
+
+async def _call(settings: Settings, shape: str, body: Body, given: Mapping[str, object]) -> None:
+    address, tls_dir = _target(settings)
+    from libs.errors import MeshError
+    from libs.identity import Identity
+    from libs.work import connect
+
+    try:
+        async with connect(address, Identity(tls_dir)) as client:
+            await body(Session(client, address, shape, settings.state), **given)
+    except MeshError as error:
+        raise failed(error, address) from error
+
+
+def _target(settings: Settings) -> tuple[str, Path]:
+    running = settings.state.running()
+    address = settings.address or running.get("coordination")
+    if not address:
+        raise FailedError(
+            "no plane is running here: start one with `agentctl up`, "
+            "or name one by --address or AGENTCTL_COORDINATION_ADDRESS",
+            Exit.UNAVAILABLE,
+        )
+    tls_dir = settings.tls_dir or settings.state.identity(ADMINISTRATOR)
+    if not (tls_dir / "tls.crt").is_file():
+        raise FailedError(
+            f"{tls_dir} holds no certificate: make one with `agentctl pki init` or `agentctl pki issue`, "
+            "or name a folder by --tls-dir or AGENTCTL_TLS_DIR",
+            Exit.DENIED,
+        )
+    return address, tls_dir
+
+
+def failed(error: MeshError, address: str) -> FailedError:
+    """The error of a call as a line that names the mend, with its exit code."""
+    from libs import errors
+
+    match error:
+        case errors.NotFoundError():
+            return FailedError(f"{error}", Exit.NOT_FOUND)
+        case errors.UnauthenticatedError():
+            return FailedError(f"{error} (see who you are with `agentctl pki show DIR`)", Exit.DENIED)
+        case errors.DeniedError():
+            return FailedError(f"{error}", Exit.DENIED)
+        case errors.UnavailableError() | errors.DeadlineError():
+            mend = (
+                "is it up, see `agentctl up`? is your certificate of its authority, see `agentctl pki show`?"
+            )
+            return FailedError(f"no answer from {address}: {error} ({mend})", Exit.UNAVAILABLE)
+        case errors.InternalError():
+            return FailedError(f"a bug in the service, its log has the details: {error}")
+        case _:
+            return FailedError(str(error) or error.reason)

@@ -1,0 +1,80 @@
+"""The state folder of the local plane: its authority, identities, logs, data, and where it listens."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .output import FailedError
+
+ADMINISTRATOR = "administrator"
+
+
+@dataclass(frozen=True)
+class State:
+    """Where things are in a state folder. Private to its owner: it holds keys."""
+
+    folder: Path
+
+    @property
+    def pki(self) -> Path:
+        return self.folder / "pki"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "up.lock"
+
+    @property
+    def children(self) -> Path:
+        return self.folder / "children.json"
+
+    @property
+    def endpoints(self) -> Path:
+        return self.folder / "endpoints.json"
+
+    def identity(self, name: str) -> Path:
+        """The certificate folder of one process or person."""
+        return self.folder / "identities" / name
+
+    def prepare(self) -> None:
+        """Makes the folder, for its owner only. Refuses one that others can look into."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = self.folder.stat().st_mode & 0o777
+        if mode & 0o077:
+            raise FailedError(
+                f"{self.folder}: others may look into it (mode {mode:o}) and it is to hold keys; "
+                f"run: chmod 700 {self.folder}"
+            )
+        for folder in (self.logs, self.folder / "identities"):
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+    def running(self) -> dict[str, str]:
+        """What `agentctl up` wrote about the plane that runs here; empty if none does."""
+        try:
+            found = json.loads(self.endpoints.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise FailedError(f"{self.endpoints}: not what `agentctl up` writes: {error}") from error
+        return {str(name): str(value) for name, value in found.items()}
+
+
+def write_json(path: Path, document: Mapping[str, object]) -> None:
+    """Replaces the file whole: no reader ever sees a half."""
+    descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    with open(descriptor, "w") as file:
+        json.dump(document, file, indent=2)
+        file.write("\n")
+    os.replace(scratch, path)

@@ -1,0 +1,228 @@
+"""Commands against a service that answers what the test says: what they ask, print, and exit with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agentctl.coordination.v1 import coordination_service_pb2 as pb
+from agentctl.coordination.v1 import work_pb2
+from libs.errors import DeniedError, ExhaustedError, InvalidError, NotFoundError, UnavailableError
+
+ITEM = work_pb2.Item(
+    id="01a228a7-9415-793d-b423-426969c1b8f3",
+    queue="demo/q",
+    state=work_pb2.WORK_STATE_SUCCEEDED,
+    attempt=1,
+    max_attempts=5,
+    holder="spiffe://mesh.test/ns/demo/agent/q/pod/q-1/u",
+    labels={"file": "a.txt"},
+    result=b"fine",
+    result_content_type="text/plain",
+)
+QUEUE = work_pb2.Queue(name="demo/q", ready_count=3)
+
+
+def accept(request):
+    """Everything is accepted."""
+    accepted = pb.SUBMIT_STATUS_ACCEPTED
+    return pb.SubmitResponse(
+        verdicts=[pb.SubmitVerdict(status=accepted, item_id=item.id) for item in request.items]
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidError(violations={"queue": "namespace/name"}), 1),
+        (ExhaustedError("too many"), 1),
+        (NotFoundError("no queue demo/q"), 3),
+        (DeniedError("no"), 4),
+        (UnavailableError("store down"), 5),
+    ],
+)
+async def test_each_kind_of_error_has_its_exit_code_and_one_line(agentctl, scripted, error, code):
+    scripted.answers["PauseQueue"] = [error]
+    result = await agentctl("queues", "pause", "demo/q")
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert result.stderr.startswith("error: ")
+    assert str(error) in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+async def test_nobody_at_home_is_5_and_names_the_mend(agentctl):
+    result = await agentctl("queues", "list", "--address", "127.0.0.1:1")
+    assert result.exit_code == 5
+    assert "agentctl up" in result.stderr
+
+
+async def test_no_certificate_is_4_and_names_the_mend(agentctl, tmp_path):
+    result = await agentctl("queues", "list", "--tls-dir", str(tmp_path))
+    assert result.exit_code == 4
+    assert "agentctl pki" in result.stderr
+
+
+async def test_submit_says_what_became_of_each_item(agentctl, scripted):
+    full = pb.SubmitVerdict(status=pb.SUBMIT_STATUS_FULL, depth=7, cap=7)
+    duplicate = pb.SubmitVerdict(status=pb.SUBMIT_STATUS_DUPLICATE, item_id=ITEM.id)
+
+    def answer(request):
+        accepted = pb.SubmitVerdict(status=pb.SUBMIT_STATUS_ACCEPTED, item_id=request.items[0].id)
+        return pb.SubmitResponse(verdicts=[accepted, duplicate, full])
+
+    scripted.answers["Submit"] = [answer]
+    result = await agentctl(
+        "work", "submit", "demo/q", "-", "--group", "g", "--label", "a=b", "-o", "json", stdin=b"1\n2\n3\n"
+    )
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["counts"] == {"accepted": 1, "duplicate": 1, "full": 1}
+    assert [each["verdict"] for each in found["items"]] == ["accepted", "duplicate", "full"]
+    assert found["items"][1]["item_id"] == ITEM.id
+    assert "7 unsettled items" in result.stderr
+    [request] = scripted.requests["Submit"]
+    assert [(item.payload, item.group, dict(item.labels)) for item in request.items] == [
+        (each, "g", {"a": "b"}) for each in (b"1", b"2", b"3")
+    ]
+
+
+async def test_submit_of_a_bad_line_submits_nothing(agentctl, scripted):
+    scripted.answers["Submit"] = [accept]
+    lines = b'{"payload": "x"}\n{"payload": "x", "colour": 1}\n'
+    result = await agentctl("work", "submit", "demo/q", "--jsonl", "-", stdin=lines)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: stdin:2: colour: no such field")
+    assert scripted.requests["Submit"] == []
+
+
+async def test_submit_and_wait_prints_results_and_fails_if_one_did(agentctl, scripted):
+    dead = work_pb2.Item(id="x", state=work_pb2.WORK_STATE_DEAD, dead_cause=work_pb2.DEAD_CAUSE_TERMINAL)
+    scripted.answers["Submit"] = [accept]
+    scripted.answers["WatchResults"] = [pb.WatchResultsResponse(results=[ITEM, dead], cursor="c")]
+    result = await agentctl("work", "submit", "demo/q", "-", "--wait", "-o", "json", stdin=b"1\n2\n")
+    summary, *results = [json.loads(line) for line in result.stdout.splitlines()]
+    assert summary["counts"]["accepted"] == 2
+    assert [each["state"] for each in results] == ["WORK_STATE_SUCCEEDED", "WORK_STATE_DEAD"]
+    assert result.exit_code == 1
+    assert "1 of 2 items did not succeed" in result.stderr
+    [request] = scripted.requests["WatchResults"]
+    assert [each["item_id"] for each in summary["items"]] == list(request.item_ids)
+
+
+async def test_list_follows_pages_up_to_its_limit(agentctl, scripted):
+    pages = [
+        pb.ListItemsResponse(items=[ITEM] * 2, next_page_token="t"),
+        pb.ListItemsResponse(items=[ITEM] * 2),
+    ]
+    scripted.answers["ListItems"] = pages
+    result = await agentctl("work", "list", "demo/q", "--state", "dead", "--limit", "3", "-o", "json")
+    assert len(json.loads(result.stdout)["items"]) == 3
+    assert "raise --limit" in result.stderr
+    assert [each.page_token for each in scripted.requests["ListItems"]] == ["", "t"]
+    assert list(scripted.requests["ListItems"][0].states) == [work_pb2.WORK_STATE_DEAD]
+
+
+async def test_get_shows_what_there_is_and_misses_the_rest(agentctl, scripted):
+    scripted.answers["GetItems"] = [pb.GetItemsResponse(items=[ITEM], missing_ids=["gone"])]
+    result = await agentctl("work", "get", ITEM.id, "gone")
+    assert result.exit_code == 3
+    assert "a.txt" in result.stdout
+    assert "fine" in result.stdout
+    assert "gone" in result.stderr
+
+
+async def test_cancel_tells_each_verdict(agentctl, scripted):
+    verdicts = [
+        pb.CancelVerdict(status=pb.CANCEL_STATUS_CANCELED),
+        pb.CancelVerdict(status=pb.CANCEL_STATUS_SETTLED, state=work_pb2.WORK_STATE_SUCCEEDED),
+    ]
+    scripted.answers["Cancel"] = [pb.CancelResponse(verdicts=verdicts)]
+    result = await agentctl("work", "cancel", "a", "b", "--reason", "enough")
+    assert result.exit_code == 1
+    assert "canceled" in result.stdout
+    assert "too late: succeeded" in result.stdout
+    assert scripted.requests["Cancel"][0].reason == "enough"
+
+
+async def test_configure_sends_only_what_was_named(agentctl, scripted):
+    scripted.answers["ConfigureQueue"] = [pb.ConfigureQueueResponse(queue=QUEUE)]
+    result = await agentctl(
+        "queues", "configure", "demo/q", "--lease", "1m30s", "--max-payload", "64KiB", "--on-expiry", "dead"
+    )
+    assert result.exit_code == 0
+    policy = scripted.requests["ConfigureQueue"][0].policy
+    assert {field.name for field, _ in policy.ListFields()} == {
+        "default_lease",
+        "max_payload_bytes",
+        "on_expiry",
+    }
+    assert (policy.default_lease.seconds, policy.max_payload_bytes) == (90, 65_536)
+    assert (await agentctl("queues", "configure", "demo/q")).exit_code == 2
+
+
+async def test_redrive_goes_on_while_there_is_more_and_ends_when_nothing_moves(agentctl, scripted):
+    scripted.answers["Redrive"] = [
+        pb.RedriveResponse(item_ids=["a"], duplicate_ids=["d"], more=True),
+        pb.RedriveResponse(duplicate_ids=["d"], more=True),
+    ]
+    result = await agentctl("dead", "redrive", "demo/q", "--all")
+    assert len(scripted.requests["Redrive"]) == 2
+    assert result.stdout == "1 put back; 1 stay, since another item has their dedupe key\n"
+
+
+async def test_purge_of_everything_must_be_asked_for(agentctl, scripted):
+    scripted.answers["Purge"] = [
+        pb.PurgeResponse(purged_count=1, more=True),
+        pb.PurgeResponse(purged_count=1),
+    ]
+    assert (await agentctl("dead", "purge", "demo/q", "--yes")).exit_code == 2
+    assert (await agentctl("dead", "purge", "demo/q", "--all", "--id", ITEM.id)).exit_code == 2
+    assert scripted.requests["Purge"] == []
+    result = await agentctl("dead", "purge", "demo/q", "--all", "--yes")
+    assert result.stdout == "2 deleted\n"
+    assert all(each.all for each in scripted.requests["Purge"])
+
+
+async def test_watch_of_a_group_ends_when_all_is_settled(agentctl, scripted):
+    scripted.answers["GetQueues"] = [pb.GetQueuesResponse(queues=[QUEUE])]
+    scripted.answers["ListItems"] = [pb.ListItemsResponse(items=[ITEM])]
+    scripted.answers["WatchQueues"] = [pb.WatchQueuesResponse(queues=[QUEUE])]
+    scripted.answers["WatchResults"] = [pb.WatchResultsResponse(results=[ITEM], cursor="c")]
+    result = await agentctl("work", "watch", "demo/q", "--group", "g", "-o", "json")
+    last = json.loads(result.stdout.splitlines()[-1])
+    assert (last["total"], last["settled"], last["finished_by"]) == (1, {"succeeded": 1}, {"q-1": 1})
+
+
+async def test_watch_of_a_queue_ends_when_it_is_empty(agentctl, scripted):
+    empty = work_pb2.Queue(name="demo/q")
+    scripted.answers["GetQueues"] = [pb.GetQueuesResponse(queues=[QUEUE])]
+    scripted.answers["ListItems"] = [pb.ListItemsResponse()]
+    scripted.answers["WatchQueues"] = [
+        pb.WatchQueuesResponse(queues=[QUEUE]),
+        pb.WatchQueuesResponse(queues=[empty]),
+    ]
+    result = await agentctl("work", "watch", "demo/q")
+    assert result.exit_code == 0
+    assert "0 ready" in result.stdout
+
+
+async def test_watch_of_an_unknown_queue_is_3(agentctl, scripted):
+    scripted.answers["GetQueues"] = [pb.GetQueuesResponse()]
+    assert (await agentctl("work", "watch", "demo/q")).exit_code == 3
+
+
+async def test_explain_takes_a_queue_or_an_item(agentctl, scripted):
+    paused = pb.Obstacle(code="PAUSED", detail="nothing is granted")
+    scripted.answers["Explain"] = [pb.ExplainResponse(queue=QUEUE, item=ITEM, obstacles=[paused])]
+    assert "PAUSED" in (await agentctl("explain", "demo/q")).stdout
+    assert "a.txt" in (await agentctl("explain", ITEM.id)).stdout
+    assert [(each.queue, each.item_id) for each in scripted.requests["Explain"]] == [
+        ("demo/q", ""),
+        ("", ITEM.id),
+    ]
+
+
+async def test_release_of_a_worker(agentctl, scripted):
+    scripted.answers["ReleaseWorker"] = [pb.ReleaseWorkerResponse(released_count=4)]
+    assert (await agentctl("workers", "release", "demo", "uid")).stdout == "4 items given back\n"

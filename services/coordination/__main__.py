@@ -1,0 +1,115 @@
+"""Builds the service from the environment and runs it until SIGTERM."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, nullcontext
+
+import anyio
+import uvloop
+from anyio.abc import TaskGroup
+
+from agentctl.coordination.v1 import coordination_service_pb2_grpc as pb_grpc
+from libs import telemetry
+from libs.errors import UnavailableError
+from libs.identity import Identity
+from libs.mesh import COORDINATION
+from libs.rpc.boundary import Limits
+from libs.rpc.server import Serving, serving, stopped
+from libs.settings import SettingsError, describe, load
+
+from .server import Coordination
+from .settings import Settings
+from .store import Store, Wake
+from .store.memory import MemoryStore
+from .waiting import Waiting
+
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def _store(settings: Settings, wake: Wake) -> AsyncIterator[Store]:
+    if settings.store == "memory":
+        _log.warning("the store is memory: one replica only, and nothing survives a restart")
+        yield MemoryStore(wake)
+        return
+    from libs import postgres  # 15 MiB of driver that the memory store does without
+
+    from .store.postgres import PostgresStore
+
+    if settings.store == "embedded":
+        assert settings.data_dir is not None  # Settings has checked
+        database = postgres.embedded(settings.data_dir)
+    else:
+        assert settings.database_file is not None
+        database = nullcontext(settings.database_file.read_text().strip())
+    async with database as conninfo, PostgresStore.open(conninfo, wake) as store:
+        yield store
+
+
+async def _report_readiness(store: Store, server: Serving) -> None:
+    while True:
+        try:
+            await store.check()
+        except UnavailableError as error:
+            _log.warning("not ready: %s", error)
+            server.set_ready(False)
+        else:
+            server.set_ready(True)
+        await anyio.sleep(1)
+
+
+def _background(tasks: TaskGroup) -> Callable[[Coroutine[object, object, None]], None]:
+    async def finish(work: Coroutine[object, object, None]) -> None:
+        try:
+            await work
+        except UnavailableError as error:  # then the leases run out by themselves
+            _log.warning("could not take grants back: %s", error)
+
+    def begin(work: Coroutine[object, object, None]) -> None:
+        tasks.start_soon(finish, work)
+
+    return begin
+
+
+async def run(settings: Settings) -> None:
+    telemetry.start("coordination", settings.log_level)
+    waiting = Waiting()
+    async with _store(settings, waiting.wake) as store, anyio.create_task_group() as tasks:
+        tasks.start_soon(store.run)
+        servicer = Coordination(store, waiting, _background(tasks))
+        async with (
+            telemetry.plain_port(settings.metrics_port, store.check, settings.host),
+            serving(
+                COORDINATION,
+                Identity(settings.tls_dir),
+                lambda server: pb_grpc.add_CoordinationServiceServicer_to_server(servicer, server),
+                host=settings.host,
+                port=settings.port,
+                front=settings.front,
+                limits=Limits(drain_seconds=settings.drain.total_seconds()),
+                on_drain=[waiting.drain],
+            ) as server,
+        ):
+            tasks.start_soon(_report_readiness, store, server)
+            await stopped()
+        tasks.cancel_scope.cancel()
+
+
+def main() -> None:
+    if sys.argv[1:]:
+        sys.exit(f"coordination: configured by the environment only\n\n{describe(Settings, 'COORDINATION_')}")
+    try:
+        settings = load(Settings, "COORDINATION_")
+    except SettingsError as error:
+        sys.exit(f"coordination: {error}")
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)  # requests make no cycles; collecting often costs a tenth of a core
+    uvloop.run(run(settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Why something is not delivered, in order of importance. Pure."""
+
+from __future__ import annotations
+
+from .work import Item, QueueStats, State
+
+Obstacle = tuple[str, str]
+
+
+def obstacles(
+    stats: QueueStats, item: Item | None, ahead: tuple[str, State] | None, parked: int
+) -> list[Obstacle]:
+    """What stands in the way of an item, or of the queue when there is none. Empty: nothing does.
+    `ahead`: the head of a blocked item's ordering key. `parked`: claims that wait here.
+    """
+    found: list[Obstacle] = []
+    if item is not None and (own := _of_item(item, ahead)):
+        found.append(own)
+        if item.state.settled or item.state is State.LEASED:
+            return found
+    if stats.paused:
+        found.append(("PAUSED", "the queue is paused; `agentctl queues resume` ends that"))
+    if item is None and not stats.ready:
+        found.append(_of_empty_queue(stats))
+    if stats.ready and not parked:
+        found.append(
+            (
+                "NO_WORKER_POLLING",
+                "no claim is parked at this replica; are workers running, and not all busy?",
+            )
+        )
+    return found
+
+
+def _of_item(item: Item, ahead: tuple[str, State] | None) -> Obstacle | None:
+    match item.state:
+        case State.DELAYED:
+            return (
+                "DELAYED",
+                f"ready in {(item.ready_in_ms or 0) / 1000:.1f} s ({item.attempt} attempts so far)",
+            )
+        case State.BLOCKED if ahead is not None and ahead[1] is State.DEAD:
+            return (
+                "ORDERING_KEY_HALTED",
+                f"item {ahead[0]}, before it in key {item.ordering_key!r}, is dead; redrive or purge it",
+            )
+        case State.BLOCKED:
+            head = f"item {ahead[0]} ({ahead[1].name})" if ahead else "another item"
+            return "ORDERING_KEY_BUSY", f"{head} is before it in key {item.ordering_key!r}"
+        case State.LEASED:
+            left = (item.lease_expires_in_ms or 0) / 1000
+            return "LEASED", f"{item.holder} holds it, for {left:.1f} s more unless renewed"
+        case State.SUCCEEDED | State.CANCELED:
+            return "SETTLED", f"it is {item.state.name}"
+        case State.DEAD:
+            cause = item.dead_cause.name if item.dead_cause else "unknown"
+            return "DEAD", f"it is in the dead letters (cause {cause}); redrive or purge it"
+    return None
+
+
+def _of_empty_queue(stats: QueueStats) -> Obstacle:
+    if stats.backlog:
+        waiting = f"{stats.delayed} delayed, {stats.blocked} blocked, {stats.leased} leased"
+        return "NOTHING_READY", f"no item is ready: {waiting}"
+    return "EMPTY", "the queue has no unsettled item"

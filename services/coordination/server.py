@@ -1,0 +1,415 @@
+"""The servicer: check, authorise on the queue, act on the store, answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
+
+from agentctl.coordination.v1 import coordination_service_pb2 as pb
+from agentctl.coordination.v1 import coordination_service_pb2_grpc as pb_grpc
+from agentctl.coordination.v1 import work_pb2
+from libs.errors import ExhaustedError, MeshError, NotFoundError
+from libs.identity import Principal
+from libs.rpc.call import Call
+
+from . import explain, wire
+from .access import Access
+from .rates import RateMeter
+from .store import Store
+from .waiting import Waiting
+from .work import (
+    MAX_GRANT_BYTES,
+    MINUTE_MS,
+    ClaimOrder,
+    Granted,
+    ItemFilter,
+    Lease,
+    LeaseVerdict,
+    Policy,
+    QueueStats,
+    Results,
+)
+
+_POLL = 1.0  # seconds between two looks of a waiter that nobody woke, in case a wake was lost on the way
+_MARGIN = 0.2  # an empty answer leaves this long before the caller's deadline
+_RESULTS_PAGE = 200
+
+Background = Callable[[Coroutine[object, object, None]], None]
+
+
+class Coordination(pb_grpc.CoordinationServiceServicer):
+    """Work with exactly one owner, over `store`; `background` runs a coroutine to its end elsewhere."""
+
+    def __init__(self, store: Store, waiting: Waiting, background: Background) -> None:
+        self._store = store
+        self._waiting = waiting
+        self._background = background
+        self._meter = RateMeter()
+        self._known: dict[str, Access] = {}
+
+    # --- Work ---
+
+    async def Submit(self, request: pb.SubmitRequest, context: object) -> pb.SubmitResponse:
+        access = self._access(context)
+        queue = wire.queue_name(request.queue)
+        policy = await self._store.policy(queue)
+        access.check(queue, policy)
+        items = wire.items_from_pb(request.items, policy or Policy(), access.submitter)
+        return wire.submit_response(await self._store.submit(queue, items))
+
+    async def Claim(self, request: pb.ClaimRequest, context: object) -> pb.ClaimResponse:
+        call = Call.of(context)
+        access = self._access(context)
+        orders = await self._orders(request, "", access)
+        wait = min(wire.wait_ms(request) / 1000, call.time_remaining() - _MARGIN)
+        granted = await self._look(orders)
+        if not granted.grants and wait > 0 and not self._waiting.draining:
+            granted = await self._park(orders, wait)
+        return self._hand_over(call, access, granted)
+
+    async def Renew(self, request: pb.RenewRequest, context: object) -> pb.RenewResponse:
+        access = self._access(context)
+        leases = wire.leases_from_pb(request.leases)
+        lease_ms = wire.lease_ms(request, "", [Policy(min_lease_ms=100, max_lease_ms=24 * 60 * MINUTE_MS)])
+        verdicts = await self._store.renew(access.holder, leases, lease_ms)
+        return pb.RenewResponse(verdicts=self._verdicts(verdicts, access))
+
+    async def Ack(self, request: pb.AckRequest, context: object) -> pb.AckResponse:
+        call = Call.of(context)
+        access = self._access(context)
+        acks = wire.acks_from_pb(request.acks)
+        orders: list[ClaimOrder] = []
+        if request.HasField("claim_next"):
+            orders = await self._orders(request.claim_next, "claim_next.", access)
+        response = pb.AckResponse(verdicts=self._verdicts(await self._store.ack(access.holder, acks), access))
+        if orders and not self._waiting.draining:
+            try:
+                granted = await self._look(orders)
+            except MeshError as error:  # the acks have committed and must be answered
+                response.claim_error = f"{error.reason}: {error}"
+            else:
+                response.claim.CopyFrom(self._hand_over(call, access, granted))
+        return response
+
+    async def Fail(self, request: pb.FailRequest, context: object) -> pb.FailResponse:
+        access = self._access(context)
+        failures = wire.failures_from_pb(request.failures)
+        verdicts = await self._store.fail(access.holder, failures)
+        return pb.FailResponse(verdicts=self._verdicts(verdicts, access))
+
+    async def Release(self, request: pb.ReleaseRequest, context: object) -> pb.ReleaseResponse:
+        access = self._access(context)
+        leases = wire.leases_from_pb(request.leases)
+        verdicts = await self._store.release(access.holder, leases, wire.reason(request.reason))
+        return pb.ReleaseResponse(verdicts=self._verdicts(verdicts, access))
+
+    async def Cancel(self, request: pb.CancelRequest, context: object) -> pb.CancelResponse:
+        access = self._access(context)
+        ids = wire.ids_from_pb(request.item_ids, "item_ids")
+        verdicts = await self._store.cancel(ids, wire.reason(request.reason), access.scope)
+        return pb.CancelResponse(
+            verdicts=[
+                pb.CancelVerdict(status=int(v.status), state=int(v.state or 0))  # type: ignore[arg-type]
+                for v in verdicts
+            ]
+        )
+
+    async def ReleaseWorker(
+        self, request: pb.ReleaseWorkerRequest, context: object
+    ) -> pb.ReleaseWorkerResponse:
+        namespace = wire.namespace_name(request.namespace)
+        self._access(context).check_namespace(namespace)
+        uid = wire.text(request.pod_uid, "pod_uid", 64, least=1)
+        count = await self._store.release_worker(namespace, uid, wire.reason(request.reason))
+        return pb.ReleaseWorkerResponse(released_count=count)
+
+    # --- Looking ---
+
+    async def GetItems(self, request: pb.GetItemsRequest, context: object) -> pb.GetItemsResponse:
+        scope = self._access(context).scope
+        ids = wire.ids_from_pb(request.item_ids, "item_ids", 100 if request.include_payload else 1000)
+        items = await self._store.items(ids, scope, with_payload=request.include_payload)
+        if sum(len(item.result) + len(item.payload or b"") for item in items) > MAX_GRANT_BYTES:
+            raise ExhaustedError(f"these items are more than {MAX_GRANT_BYTES} bytes; ask for fewer")
+        found = {item.id for item in items}
+        return pb.GetItemsResponse(
+            items=[wire.item_to_pb(item) for item in items],
+            missing_ids=[id for id in ids if id not in found],
+        )
+
+    async def ListItems(self, request: pb.ListItemsRequest, context: object) -> pb.ListItemsResponse:
+        access = self._access(context)
+        queue = await self._visible(request.queue, access)
+        size = wire.page_size(request.page_size)
+        matching = wire.list_filter(request)
+        page = await self._store.list_items(
+            queue, matching, access.scope, size=size, token=request.page_token
+        )
+        return pb.ListItemsResponse(
+            items=[wire.item_to_pb(item, with_result=False) for item in page.items],
+            next_page_token=page.next_token,
+        )
+
+    async def ListDeadLetters(
+        self, request: pb.ListDeadLettersRequest, context: object
+    ) -> pb.ListDeadLettersResponse:
+        access = self._access(context)
+        queue = await self._visible(request.queue, access)
+        size = wire.page_size(request.page_size)
+        matching = wire.dead_filter(request.filter)
+        page = await self._store.list_items(
+            queue, matching, access.scope, size=size, token=request.page_token
+        )
+        return pb.ListDeadLettersResponse(
+            items=[wire.item_to_pb(item, with_result=False) for item in page.items],
+            next_page_token=page.next_token,
+        )
+
+    async def WatchResults(
+        self, request: pb.WatchResultsRequest, context: object
+    ) -> AsyncIterator[pb.WatchResultsResponse]:
+        access = self._access(context)
+        ids: frozenset[str] = frozenset()
+        queue = ""
+        if request.item_ids:
+            if request.queue or request.group:
+                raise wire.invalid("item_ids", "cannot stand together with queue or group")
+            ids = frozenset(wire.ids_from_pb(request.item_ids, "item_ids"))
+            await self._must_exist(ids, access)
+        else:
+            queue = await self._visible(request.queue, access)
+        group = wire.text(request.group, "group", 256) or None
+        look = partial(self._store.results, queue=queue, group=group, ids=ids, scope=access.scope)
+        cursor = request.cursor
+        with self._waiting.watch(None if ids else frozenset({queue})) as moved:
+            while True:
+                moved.clear()
+                over = not request.follow and await self._all_settled(queue, group, ids, access)
+                results = await self._page(look, cursor)
+                cursor = results.cursor
+                if results.items:
+                    items = [wire.item_to_pb(item) for item in results.items]
+                    yield pb.WatchResultsResponse(results=items, cursor=cursor)
+                elif over:
+                    return
+                else:
+                    await _signal(moved, _POLL)
+
+    async def _must_exist(self, ids: frozenset[str], access: Access) -> None:
+        found = {item.id for item in await self._store.items(sorted(ids), access.scope)}
+        if missing := sorted(ids - found):
+            raise NotFoundError(f"{len(missing)} of these items not found, the first is {missing[0]}")
+
+    async def _all_settled(self, queue: str, group: str | None, ids: frozenset[str], access: Access) -> bool:
+        if ids:
+            items = await self._store.items(sorted(ids), access.scope)
+            return all(item.state.settled for item in items)
+        return not await self._store.unsettled(queue=queue, group=group, scope=access.scope)
+
+    async def _page(self, look: Callable[..., Coroutine[object, object, Results]], cursor: str) -> Results:
+        """A page of results that fits an answer."""
+        limit = _RESULTS_PAGE
+        while True:
+            results = await look(cursor=cursor, limit=limit)
+            if limit == 1 or sum(len(item.result) for item in results.items) <= MAX_GRANT_BYTES:
+                return results
+            limit = max(1, limit // 4)
+
+    # --- Queues ---
+
+    async def GetQueues(self, request: pb.GetQueuesRequest, context: object) -> pb.GetQueuesResponse:
+        access = self._access(context)
+        names, namespace = self._which(request.queues, request.namespace, access)
+        return pb.GetQueuesResponse(queues=await self._queues(names, namespace, access))
+
+    async def WatchQueues(
+        self, request: pb.WatchQueuesRequest, context: object
+    ) -> AsyncIterator[pb.WatchQueuesResponse]:
+        access = self._access(context)
+        names, namespace = self._which(request.queues, request.namespace, access)
+        interval = wire.interval_ms(request) / 1000
+        sent: dict[str, tuple[object, ...]] = {}
+        first = True
+        with self._waiting.watch(None if names is None else frozenset(names)) as moved:
+            while True:
+                moved.clear()
+                queues = await self._queues(names, namespace, access)
+                news = [queue for queue in queues if sent.get(queue.name) != _numbers(queue)]
+                if news or first:
+                    sent |= {queue.name: _numbers(queue) for queue in news}
+                    yield pb.WatchQueuesResponse(queues=news)
+                first = False
+                await asyncio.sleep(interval)
+                await _signal(moved, _POLL)
+
+    async def ConfigureQueue(
+        self, request: pb.ConfigureQueueRequest, context: object
+    ) -> pb.ConfigureQueueResponse:
+        access = self._access(context)
+        queue = wire.queue_name(request.queue)
+        current = await self._store.policy(queue)
+        access.check(queue, current)
+        changes = wire.policy_changes(request.policy, current or Policy())
+        try:
+            stats = await self._store.configure(queue, changes)
+        except ValueError as contradiction:
+            field, _, why = str(contradiction).partition(": ")
+            raise wire.invalid("policy." + field, why) from None
+        return pb.ConfigureQueueResponse(queue=self._queue(stats))
+
+    async def PauseQueue(self, request: pb.PauseQueueRequest, context: object) -> pb.PauseQueueResponse:
+        queue = await self._visible(request.queue, self._access(context))
+        return pb.PauseQueueResponse(queue=self._queue(await self._store.pause(queue, paused=True)))
+
+    async def ResumeQueue(self, request: pb.ResumeQueueRequest, context: object) -> pb.ResumeQueueResponse:
+        queue = await self._visible(request.queue, self._access(context))
+        return pb.ResumeQueueResponse(queue=self._queue(await self._store.pause(queue, paused=False)))
+
+    # --- Dead letters ---
+
+    async def Redrive(self, request: pb.RedriveRequest, context: object) -> pb.RedriveResponse:
+        queue = await self._visible(request.queue, self._access(context))
+        limit = wire.limit(request.limit)
+        if not 0 <= request.per_second <= 1_000_000:
+            raise wire.invalid("per_second", "must be 0 to 1000000")
+        done = await self._store.redrive(
+            queue, wire.dead_filter(request.filter), limit=limit, per_second=request.per_second
+        )
+        return pb.RedriveResponse(item_ids=done.ids, duplicate_ids=done.duplicates, more=done.more)
+
+    async def Purge(self, request: pb.PurgeRequest, context: object) -> pb.PurgeResponse:
+        queue = await self._visible(request.queue, self._access(context))
+        matching = wire.dead_filter(request.filter)
+        everything = matching == ItemFilter(matching.states)
+        if everything and not request.all:
+            raise wire.invalid("filter", "must narrow the set, or `all` must be true")
+        if request.all and not everything:
+            raise wire.invalid("all", "must not be set together with a filter")
+        done = await self._store.purge(queue, matching, limit=wire.limit(request.limit))
+        return pb.PurgeResponse(purged_count=done.count, more=done.more)
+
+    async def Explain(self, request: pb.ExplainRequest, context: object) -> pb.ExplainResponse:
+        access = self._access(context)
+        if bool(request.queue) == bool(request.item_id):
+            raise wire.invalid("queue", "exactly one of queue and item_id must be set")
+        if request.queue:
+            queue = await self._visible(request.queue, access)
+            item = None
+        else:
+            id = wire.item_id(request.item_id, "item_id")
+            found = await self._store.items([id], access.scope)
+            if not found:
+                raise NotFoundError(f"no item {id}")
+            item = found[0]
+            queue = item.queue
+        stats = (await self._store.queues([queue], None))[0]
+        ahead = await self._store.ahead(item.id) if item else None
+        obstacles = explain.obstacles(stats, item, ahead, self._waiting.parked(queue))
+        return pb.ExplainResponse(
+            obstacles=[pb.Obstacle(code=code, detail=detail) for code, detail in obstacles],
+            queue=self._queue(stats),
+            item=wire.item_to_pb(item) if item else None,
+        )
+
+    # --- What the methods share ---
+
+    def _access(self, context: object) -> Access:
+        caller: Principal = Call.of(context).caller
+        if (access := self._known.get(caller.id)) is None:
+            if len(self._known) > 10_000:
+                self._known.clear()
+            access = self._known[caller.id] = Access.of(caller)
+        return access
+
+    async def _orders(self, request: pb.ClaimRequest, path: str, access: Access) -> list[ClaimOrder]:
+        wire.count(request.queues, path + "queues", 16)
+        policies = []
+        for n, name in enumerate(request.queues):
+            queue = wire.queue_name(name, f"{path}queues[{n}]")
+            policy = await self._store.policy(queue)
+            access.check(queue, policy)
+            if policy is not None:
+                policies.append(policy)
+        return wire.claim_from_pb(request, path, access.holder, policies)
+
+    async def _look(self, orders: Sequence[ClaimOrder]) -> Granted:
+        for order in orders:
+            granted = await self._store.claim(order)
+            if granted.grants:
+                return granted
+        return Granted(())
+
+    async def _park(self, orders: Sequence[ClaimOrder], wait: float) -> Granted:
+        clock = asyncio.get_running_loop().time
+        end = clock() + wait
+        with self._waiting.waiter([order.queue for order in orders], orders[0].holder) as waiter:
+            while True:
+                waiter.arm()
+                granted = await self._look(orders)
+                waiter.looked = True
+                left = end - clock()
+                if granted.grants or left <= 0 or self._waiting.draining:
+                    break
+                waiter.looked = False
+                await waiter.wait(min(left, _POLL))
+        if granted.more:
+            self._waiting.wake(granted.grants[0].queue, 1)
+        return granted
+
+    def _hand_over(self, call: Call, access: Access, granted: Granted) -> pb.ClaimResponse:
+        if granted.grants:
+            leases = [Lease(grant.id, grant.token) for grant in granted.grants]
+            call.on_undelivered(lambda: self._background(self._store.take_back(access.holder, leases)))
+        return wire.claim_response(granted)
+
+    def _verdicts(self, verdicts: Sequence[LeaseVerdict], access: Access) -> list[pb.LeaseVerdict]:
+        # An agent learns of holders of its own namespace at most: the item was in its queue.
+        return [wire.lease_verdict(verdict) for verdict in verdicts]
+
+    async def _visible(self, name: str, access: Access) -> str:
+        """The checked name of a queue that exists and that the caller may see."""
+        queue = wire.queue_name(name)
+        policy = await self._store.policy(queue)
+        access.check(queue, policy)
+        if policy is None:
+            raise NotFoundError(f"no queue {queue}")
+        return queue
+
+    def _which(
+        self, names: Sequence[str], namespace: str, access: Access
+    ) -> tuple[list[str] | None, str | None]:
+        if names:
+            wire.count(names, "queues")
+            return [wire.queue_name(name, f"queues[{n}]") for n, name in enumerate(names)], None
+        if namespace:
+            access.check_namespace(wire.namespace_name(namespace))
+        return None, namespace or access.namespace
+
+    async def _queues(
+        self, names: Sequence[str] | None, namespace: str | None, access: Access
+    ) -> list[work_pb2.Queue]:
+        found = await self._store.queues(names, namespace)
+        return [self._queue(stats) for stats in found if access.may_use(stats.name, stats.policy)]
+
+    def _queue(self, stats: QueueStats) -> work_pb2.Queue:
+        rates = self._meter.observe(stats, asyncio.get_running_loop().time())
+        return wire.queue_to_pb(stats, rates, self._waiting.parked(stats.name))
+
+
+def _numbers(queue: work_pb2.Queue) -> tuple[object, ...]:
+    """What a watcher wants to hear of: ages and rates move by themselves and are no news."""
+    return (
+        queue.ready_count, queue.delayed_count, queue.blocked_count, queue.leased_count, queue.dead_count,
+        queue.submitted_total, queue.granted_total, queue.settled_total, queue.paused,
+        queue.parked_claims_count, queue.policy.SerializeToString(deterministic=True),
+    )  # fmt: skip
+
+
+async def _signal(event: asyncio.Event, seconds: float) -> None:
+    """Until the event, or so long."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,207 @@
+"""Reading: items, lists, results and queues. Statements that are bounded by an index and a limit."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, LiteralString, Protocol, cast
+
+from libs.errors import InvalidError
+
+from ...work import Item, ItemFilter, Page, QueueStats, Results, Scope, State
+from . import rows
+
+SCAN = 2000  # rows that one filtered page looks at
+_UNSETTLED = (State.READY, State.DELAYED, State.BLOCKED, State.LEASED)
+_TOKEN = re.compile(r"([as])-([0-9]{1,18})-([0-9]{1,18})")
+_CURSOR = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
+
+_SEES = "sees_1(q.name, i.submitter, i.holder, %(namespace)s, %(submitter)s, %(holder)s)"
+_MATCHES = f"""({_SEES}
+    and (%(ids)s::uuid[] is null or i.id = any (%(ids)s)) and (%(group)s::text is null or i.group_id = %(group)s)
+    and (%(cause)s::int is null or i.cause = %(cause)s)
+    and (%(labels)s::jsonb is null or coalesce(convert_from(i.attributes, 'UTF8')::jsonb -> 'l', '{{}}') @> %(labels)s))"""
+
+# The first of each state by its own index, then the first of all.
+_ACTIVE = f"""
+    with page as (
+        select r.id, r.ord from generate_series(0, 9) b(p) cross join lateral (
+            select i.id, i.ord from item i where i.queue_id = %(queue)s and i.priority = b.p and i.state = 1
+            and i.ord > %(after)s order by i.ord limit %(most)s) r where 1 = any (%(states)s)
+        union all (select i.id, i.ord from item i where i.queue_id = %(queue)s and i.state in (2, 3)
+            and i.state = any (%(states)s) and i.ord > %(after)s order by i.ord limit %(most)s)
+        union all (select i.id, i.ord from item i where i.state = 4 and 4 = any (%(states)s) and i.queue_id = %(queue)s
+            and i.ord > %(after)s order by i.ord limit %(most)s)
+        union all (select i.id, i.ord from item i where i.queue_id = %(queue)s and i.state = 6 and 6 = any (%(states)s)
+            and i.ord > %(after)s order by i.ord limit %(most)s)
+    )
+    select {rows.UNSETTLED_COLUMNS}, {_MATCHES} from (select * from page order by ord limit %(most)s) p
+    join item i on i.id = p.id join queue q on q.id = i.queue_id order by i.ord"""
+_AMONG = f"""
+    select {rows.UNSETTLED_COLUMNS}, {_MATCHES} from item i join queue q on q.id = i.queue_id
+    where i.id = any (%(ids)s) and i.queue_id = %(queue)s and i.state = any (%(states)s) and i.ord > %(after)s
+    order by i.ord limit %(most)s"""
+_SETTLED = f"""
+    select {rows.SETTLED_COLUMNS}, {_MATCHES} from settled i join queue q on q.id = i.queue_id
+    where i.queue_id = %(queue)s and i.state <> 6 and i.state = any (%(states)s)
+    and (i.xid, i.ord) > (%(xid)s::text::xid8, %(after)s) and i.drop_at > clock_timestamp()
+    order by i.xid, i.ord limit %(most)s"""
+_RESULTS = f"""
+    select {rows.SETTLED_COLUMNS} from settled i join queue q on q.id = i.queue_id
+    where %s and (i.xid, i.ord) > (%%(xid)s::text::xid8, %%(after)s)
+    and i.xid < pg_snapshot_xmin(pg_current_snapshot()) and i.drop_at > clock_timestamp() and {_SEES.replace("%", "%%")}
+    order by i.xid, i.ord limit %%(most)s"""
+_ITEMS = f"""
+    select {rows.UNSETTLED_COLUMNS}, case when %(payload)s then i.payload end from item i join queue q on q.id = i.queue_id
+    where i.id = any (%(ids)s) and {_SEES}
+    union all
+    select {rows.SETTLED_COLUMNS}, null from settled i join queue q on q.id = i.queue_id
+    where i.id = any (%(ids)s) and i.state <> 6 and i.drop_at > clock_timestamp() and {_SEES}"""
+_NUMBERS = "ready, delayed, blocked, leased, dead, submitted, granted, settled"
+_QUEUES = f"""
+    select q.name, q.policy::text, q.paused, c.*, oldest.ms,
+        exists (select from item i where i.queue_id = q.id and i.state in (2, 3)),
+        exists (select from item i where i.queue_id = q.id and i.state = 6)
+    from queue q cross join lateral (
+        select {", ".join(f"coalesce(sum({n}), 0)::int8" for n in _NUMBERS.split(", "))} from (
+            select {_NUMBERS} from counter where queue_id = q.id
+            union all select {_NUMBERS} from counter_delta where queue_id = q.id) d) c
+    cross join lateral (
+        select max(ms_1(clock_timestamp() - r.ready_at)) as ms from generate_series(0, 9) b(p) cross join lateral (
+            select i.ready_at from item i where i.queue_id = q.id and i.priority = b.p and i.state = 1
+            order by i.ord limit 1) r
+        where q.bands >> b.p & 1 = 1) oldest
+    where %s order by q.name"""
+_UNSETTLED_SCOPED = f"""
+    select count(*) from (
+        select from queue q join item i on i.queue_id = q.id and i.state = 1 where q.id = %(queue)s and {_SEES}
+        union all select from queue q join item i on i.queue_id = q.id and i.state in (2, 3) where q.id = %(queue)s and {_SEES}
+        union all select from queue q join item i on i.queue_id = q.id and i.state = 4 where q.id = %(queue)s and {_SEES}
+        limit 1000) u"""
+_UNSETTLED_GROUP = f"""
+    select count(*) from (
+        select from item i join queue q on q.id = i.queue_id where i.queue_id = %(queue)s and i.group_id = %(group)s
+        and i.died_at is null and {_SEES} limit 1000) u"""
+
+
+class Read(Protocol):
+    """Runs a statement on a reading connection."""
+
+    async def __call__(self, statement: LiteralString, params: Mapping[str, object]) -> list[Any]: ...
+
+
+def _scope(scope: Scope) -> dict[str, object]:
+    return {"namespace": scope.namespace, "submitter": scope.submitter, "holder": scope.holder}
+
+
+async def items(read: Read, ids: Sequence[str], scope: Scope, *, with_payload: bool) -> list[Item]:
+    asked = {"ids": list(ids), "payload": with_payload, **_scope(scope)}
+    found = {row[0]: rows.item(row, row[-1]) for row in await read(cast("LiteralString", _ITEMS), asked)}
+    return [found[id] for id in ids if id in found]
+
+
+async def list_items(
+    read: Read, queue: int, matching: ItemFilter, scope: Scope, *, size: int, token: str
+) -> Page:
+    """Settled items first, by settling, then the others by their place."""
+    states = matching.states or frozenset(_UNSETTLED)
+    settled = bool(states & {State.SUCCEEDED, State.CANCELED})
+    phase, xid, after = _number(token, _TOKEN, "page_token") or ("s" if settled else "a", "0", "0")
+    filtered = bool(matching.labels or matching.group or matching.cause or scope != Scope(scope.namespace))
+    most = SCAN if filtered else size
+    asked = {
+        "queue": queue,
+        "states": [int(state) for state in states],
+        "most": most,
+        "ids": list(matching.ids) or None,
+        "group": matching.group,
+        "cause": matching.cause and int(matching.cause),
+        "labels": json.dumps(dict(matching.labels)) if matching.labels else None,
+        **_scope(scope),
+    }
+    found: list[Item] = []
+    for name in "sa"["sa".index(phase) :]:
+        statement = _SETTLED if name == "s" else _AMONG if matching.ids else _ACTIVE
+        page = await read(
+            cast("LiteralString", statement), {**asked, "xid": xid, "after": int(after), "most": most}
+        )
+        for n, row in enumerate(page):
+            if row[-1]:
+                found.append(rows.item(row))
+            if len(found) == size and (n + 1 < len(page) or len(page) == most or name == "s"):
+                return Page(tuple(found), f"{name}-{row[-2]}-{row[-3]}")
+        if len(page) == most:
+            return Page(tuple(found), f"{name}-{page[-1][-2]}-{page[-1][-3]}")
+        xid = after = "0"
+    return Page(tuple(found))
+
+
+async def results(
+    read: Read,
+    *,
+    queue: int | None,
+    group: str | None,
+    ids: frozenset[str],
+    scope: Scope,
+    cursor: str,
+    limit: int,
+) -> Results:
+    xid, after = _number(cursor, _CURSOR, "cursor") or ("0", "0")
+    which = "i.id = any (%(ids)s)" if ids else "i.queue_id = %(queue)s"
+    if group is not None:
+        which += " and i.group_id = %(group)s"
+    asked = {"queue": queue, "group": group, "ids": list(ids), "xid": xid, "after": int(after), "most": limit}
+    page = await read(cast("LiteralString", _RESULTS % which), {**asked, **_scope(scope)})
+    last = f"{page[-1][-1]}-{page[-1][-2]}" if page else cursor or "0-0"
+    return Results(tuple(rows.item(row) for row in page), last)
+
+
+async def unsettled(read: Read, *, queue: int, group: str | None, scope: Scope) -> int:
+    statement = _UNSETTLED_SCOPED if group is None else _UNSETTLED_GROUP
+    ((count,),) = await read(
+        cast("LiteralString", statement), {"queue": queue, "group": group, **_scope(scope)}
+    )
+    return int(count)
+
+
+async def queues(read: Read, names: Sequence[str] | None, namespace: str | None) -> list[QueueStats]:
+    if names is not None:
+        which = "q.name = any (%(names)s)"
+    elif namespace is not None:
+        which = "q.name >= %(start)s and q.name < %(end)s"
+    else:
+        which = "true"
+    asked = {"names": list(names or ()), "start": f"{namespace}/", "end": f"{namespace}0"}
+    return [_stats(row) for row in await read(cast("LiteralString", _QUEUES % which), asked)]
+
+
+def _stats(row: Any) -> QueueStats:
+    (
+        name, policy, paused, ready, delayed, blocked, leased, dead, submitted, granted, settled, oldest, waiting,
+        buried,
+    ) = row  # fmt: skip
+    if waiting and delayed + blocked <= 0:  # a zero is only said after a look at the index
+        delayed = 1
+    return QueueStats(
+        name,
+        rows.policy(policy),
+        paused,
+        max(ready, 0 if oldest is None else 1),
+        max(delayed, 0),
+        max(blocked, 0),
+        max(leased, 0),
+        max(dead, 1 if buried else 0),
+        None if oldest is None else max(0, oldest),
+        submitted,
+        granted,
+        settled,
+    )
+
+
+def _number(text: str, form: re.Pattern[str], field: str) -> tuple[str, ...] | None:
+    if not text:
+        return None
+    if not (match := form.fullmatch(text)):
+        raise InvalidError(violations={field: "is not one that this store gave out"})
+    return match.groups()

@@ -1,0 +1,133 @@
+"""Who waits for what: parked claims, and streams that watch queues. One event loop, no I/O.
+
+A parked claim registers before its last look, so no wake-up is lost. As many are woken as there is work,
+the one parked last first; one that goes away without having looked passes its wake on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from libs.errors import ExhaustedError
+
+MAX_PARKED = 20_000
+MAX_PARKED_PER_HOLDER = 2_500
+MAX_WATCHES = 5_000
+
+
+class Waiter:
+    """One parked claim."""
+
+    __slots__ = ("_waiting", "looked", "queues", "woken")
+
+    def __init__(self, waiting: Waiting, queues: Sequence[str]) -> None:
+        self._waiting = waiting
+        self.queues = queues
+        self.woken: asyncio.Future[None] | None = None
+        self.looked = True  # since the last wake; the claim sets it
+
+    def arm(self) -> None:
+        """From here on a wake is remembered; look at the queues after this, then `wait`."""
+        self.looked = False
+        if self.woken is None or self.woken.done():
+            self.woken = asyncio.get_running_loop().create_future()
+            self._waiting.park(self)
+
+    async def wait(self, seconds: float) -> None:
+        """Until woken, or so long."""
+        if self.woken is not None:
+            await asyncio.wait((self.woken,), timeout=seconds)
+
+
+class Waiting:
+    """All that wait in this process."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self._parked: dict[str, dict[Waiter, None]] = {}  # queue → waiters, the last parked last
+        self._holders: dict[str, int] = {}
+        self._parked_total = 0
+        self._watches: dict[str, dict[asyncio.Event, None]] = {"": {}}  # queue → events; "": of any queue
+        self._watches_total = 0
+
+    def wake(self, queue: str, ready: int) -> None:
+        """About so many more items are ready in the queue, or something else moved there (0). No name:
+        look at everything.
+        """
+        if not queue:
+            for waiters in list(self._parked.values()):
+                for waiter in list(waiters):
+                    self._rouse(waiter)
+        elif ready > 0 and (parked := self._parked.get(queue)):
+            for _ in range(min(ready, len(parked))):
+                self._rouse(next(reversed(parked)))
+        for watched in (queue, "") if queue else list(self._watches):
+            for event in self._watches.get(watched, ()):
+                event.set()
+
+    def drain(self) -> None:
+        """Everybody who is parked answers now, and nobody parks any more."""
+        self.draining = True
+        self.wake("", 0)
+
+    def park(self, waiter: Waiter) -> None:
+        for queue in waiter.queues:
+            self._parked.setdefault(queue, {})[waiter] = None
+
+    def _unpark(self, waiter: Waiter) -> None:
+        for queue in waiter.queues:
+            if (parked := self._parked.get(queue)) is not None:
+                parked.pop(waiter, None)
+                if not parked:
+                    del self._parked[queue]
+
+    def _rouse(self, waiter: Waiter) -> None:
+        self._unpark(waiter)
+        if waiter.woken is not None and not waiter.woken.done():
+            waiter.woken.set_result(None)
+
+    @contextmanager
+    def waiter(self, queues: Sequence[str], holder: str) -> Iterator[Waiter]:
+        """A place to park. ExhaustedError when the holder, or everybody together, has too many."""
+        mine = self._holders.get(holder, 0)
+        if mine >= MAX_PARKED_PER_HOLDER or self._parked_total >= MAX_PARKED:
+            raise ExhaustedError(f"too many parked claims (at most {MAX_PARKED_PER_HOLDER} a holder)")
+        self._holders[holder] = mine + 1
+        self._parked_total += 1
+        waiter = Waiter(self, queues)
+        try:
+            yield waiter
+        finally:
+            self._unpark(waiter)
+            self._parked_total -= 1
+            self._holders[holder] -= 1
+            if not self._holders[holder]:
+                del self._holders[holder]
+            if waiter.woken is not None and waiter.woken.done() and not waiter.looked:
+                for queue in queues:  # gone without having looked: somebody else should
+                    self.wake(queue, 1)
+
+    @contextmanager
+    def watch(self, queues: frozenset[str] | None) -> Iterator[asyncio.Event]:
+        """An event that is set whenever something moves in these queues (None: in any)."""
+        if self._watches_total >= MAX_WATCHES:
+            raise ExhaustedError(f"too many watches (at most {MAX_WATCHES})")
+        event = asyncio.Event()
+        names = ("",) if queues is None else tuple(queues)
+        for name in names:
+            self._watches.setdefault(name, {})[event] = None
+        self._watches_total += 1
+        try:
+            yield event
+        finally:
+            self._watches_total -= 1
+            for name in names:
+                del self._watches[name][event]
+                if name and not self._watches[name]:
+                    del self._watches[name]
+
+    def parked(self, queue: str) -> int:
+        """How many claims are parked for the queue here."""
+        return len(self._parked.get(queue, ()))
