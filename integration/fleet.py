@@ -22,6 +22,7 @@ from libs.work import Client, Work, connect
 DOMAIN = "local.test"
 QUEUE = "demo/docs"
 WAIT_SECONDS = 20.0
+_PATIENCE_SECONDS = 10.0
 
 
 @dataclass
@@ -111,6 +112,7 @@ class Fleet:
             "AGENT_INSTRUCTION": "Summarize.",
             "AGENT_METRICS_PORT": str(port),
             "AGENT_START_TIMEOUT": "1s",
+            "AGENT_DRAIN_TIMEOUT": "2s",
             "AGENTCTL_COORDINATION_ADDRESS": self.coordination_address,
             "AGENTCTL_TLS_DIR": str(identity.folder),
             "OPENAI_BASE_URL": f"http://127.0.0.1:{provider.port if provider else free_port()}/v1",
@@ -170,7 +172,7 @@ async def fleet(folder: Path, **settings: str) -> AsyncIterator[Fleet]:
 async def spawn(
     stack: AsyncExitStack, folder: Path, service: str, port: int, settings: Mapping[str, str]
 ) -> Process:
-    """Starts a service with these settings and no others; it is killed when the stack unwinds."""
+    """Starts a service with these settings and no others; it ends when the stack unwinds."""
     name = f"{service}-{port}"
     foreign = ("OTEL_", "OPENAI_", "AGENT", "COORDINATION_", "PROVIDER_")
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
@@ -205,6 +207,12 @@ def free_port() -> int:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
+    """A service with a database of its own has to stop it; what does not stop is killed."""
     with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await process.wait()
+    except TimeoutError:
         process.kill()
-    await process.wait()
+        await process.wait()

@@ -72,8 +72,13 @@ def sweep(
         typer.Option(help="Connections that the clients share, or 'clients' for one each. Not for library."),
     ] = "16",
     processes: Annotated[
-        int, typer.Option(min=1, max=MAX_PROCESSES, help="Generator processes, at most one a client.")
-    ] = 4,
+        int | None,
+        typer.Option(
+            min=1,
+            max=MAX_PROCESSES,
+            help="Generator processes, at most one a client. Default: 2; library: 4.",
+        ),
+    ] = None,
     warmup: Annotated[float, typer.Option(min=0, help="Seconds of each step before it is measured.")] = 0.5,
     duration: Annotated[float, typer.Option(min=0.1, help="Seconds of each step that are measured.")] = 3.0,
     payload: Annotated[int, typer.Option(min=MIN_PAYLOAD, max=1 << 20, help="Bytes per item.")] = 128,

@@ -39,6 +39,14 @@ def usage(processes: Iterable[Process]) -> Usage:
     )
 
 
+def machine_seconds() -> float:
+    """CPU that the whole machine was busy with since it started, stolen time included: it is not ours."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
+        int, (_PROC / "stat").read_text().split()[1:9]
+    )
+    return (user + nice + system + irq + softirq + steal) * _TICK
+
+
 def tree(pid: int) -> list[Process]:
     """A process and everything below it, as far as it is there."""
     everyone = list(_everyone())

@@ -18,6 +18,7 @@ from .control import Host, SyncRate
 from .row import PERCENTS, Row
 from .tally import Mode
 
+_QUIET = 0.15  # cores; the live table and the operating system take some
 _VERBS = ("check", "submit", "claim", "ack")
 
 
@@ -42,6 +43,10 @@ class Report:
         parts: list[RenderableType] = [*self._heading(), self._table()]
         for row in self.rows:
             parts += [Text(f"✗ {_name(row)}: {line}", style="bold red") for line in row.violations]
+        if any((row.others_cores or 0) > _QUIET for row in self.rows):
+            parts.append(
+                Text("! something else was running: these figures are a lower bound", style="yellow")
+            )
         if self.failure:
             parts.append(Text(f"✗ {self.failure}", style="bold red"))
         if self.status:
@@ -67,7 +72,14 @@ class Report:
             table.add_column(heading, no_wrap=True)
         for heading in ("cycles/s", "RPC/s", "submit", "claim", "ack", "errors"):
             table.add_column(heading, justify="right", no_wrap=True)
-        for heading in ("server\n/RPC", "server\n/cycle", "postgres\n/cycle", "generator\n/RPC", "MiB"):
+        for heading in (
+            "server\n/RPC",
+            "server\n/cycle",
+            "postgres\n/cycle",
+            "generator\n/RPC",
+            "others\ncores",
+            "MiB",
+        ):
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("bar", no_wrap=True)
         for row in self.rows:
@@ -88,6 +100,7 @@ class Report:
             _number(row.server_us_per_cycle, 1) if not check else "",
             _number(row.database_us_per_cycle, 1) if not check else "",
             _number(row.generator_us_per_rpc, 1),
+            _number(row.others_cores, 2),
             _number(row.server_mib),
             self._verdict(row),
         ]

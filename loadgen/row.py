@@ -31,6 +31,8 @@ class Row:
     database_us_per_cycle: float | None = None
     server_cores: float | None = None
     server_mib: float | None = None
+    others_cores: float | None = None
+    """Cores that were busy with neither generator, server nor PostgreSQL, or stolen from this machine."""
     violations: list[str] = field(default_factory=list)
 
     @property
@@ -58,6 +60,7 @@ def row_of(
     if costs:
         server = costs[1].server.cpu_seconds - costs[0].server.cpu_seconds
         database = costs[1].database.cpu_seconds - costs[0].database.cpu_seconds
+        others = costs[1].machine - costs[0].machine - server - database - generator
     return Row(
         store=store,
         step=step,
@@ -75,6 +78,7 @@ def row_of(
         database_us_per_cycle=_per(database, cycles) if costs and store == "postgres" else None,
         server_cores=server / step.duration if costs else None,
         server_mib=costs[1].server.resident_bytes / (1 << 20) if costs else None,
+        others_cores=max(others, 0) / step.duration if costs else None,
         violations=violations.lines(),
     )
 

@@ -38,11 +38,14 @@ class ServerError(Exception):
 
 @dataclass(frozen=True)
 class Cost:
-    """What a server used since it began, PostgreSQL apart, and how many work RPCs it answered."""
+    """What a server used since it began, PostgreSQL apart, how many work RPCs it answered, and for how many
+    CPU seconds the machine was busy, with this and all else.
+    """
 
     server: Usage
     database: Usage
     rpcs: int
+    machine: float
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,17 @@ class Server:
         database = processes.postgres_under(self.data)
         theirs = {process.pid for process in database}
         own = [process for process in processes.tree(self.pid) if process.pid not in theirs]
-        return Cost(processes.usage(own), processes.usage(database), self._answered())
+        return Cost(
+            processes.usage(own),
+            processes.usage(database),
+            self._answered(),
+            processes.machine_seconds(),
+        )
+
+    def complaints(self) -> list[str]:
+        """The last errors in its log, for people."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return [line for line in lines if '"level": "ERROR"' in line][-3:]
 
     def _answered(self) -> int:
         try:

@@ -27,12 +27,14 @@ _CONTROL_CLIENTS = 16
 
 @dataclass(frozen=True)
 class Ladder:
-    """Which steps. `connections` None: one per client. `template` has what all steps share."""
+    """Which steps. `connections` None: one per client. `processes` None: what is best for the mode.
+    `template` has what all steps share.
+    """
 
     modes: Sequence[Mode]
     clients: Sequence[int]
     connections: int | None
-    processes: int
+    processes: int | None
     batch: int
     template: Step
     namespace: str = "load"
@@ -41,7 +43,7 @@ class Ladder:
         """The control step first, then by mode, then by number of clients."""
         for mode in (Mode.CHECK, *self.modes):
             for clients in (_CONTROL_CLIENTS,) if mode is Mode.CHECK else self.clients:
-                processes = min(self.processes, clients)
+                processes = min(self._processes(mode), clients)
                 connections = max(min(self.connections or clients, clients), processes)
                 yield replace(
                     self.template,
@@ -54,6 +56,14 @@ class Ladder:
                     queue=f"{self.namespace}/{mode}-{clients}-{secrets.token_hex(4)}",
                     tag=new_tag(),
                 )
+
+    @property
+    def most_processes(self) -> int:
+        """Of any step."""
+        return max(map(self._processes, (Mode.CHECK, *self.modes)))
+
+    def _processes(self, mode: Mode) -> int:
+        return self.processes or (4 if mode is Mode.LIBRARY else 2)
 
 
 Progress = Callable[[Step, int, int, float], None]
@@ -81,7 +91,7 @@ def climb(
     UnavailableError if it cannot be reached.
     """
     asyncio.run(reach(target))
-    with Generators(target, ladder.processes) as generators:
+    with Generators(target, ladder.most_processes) as generators:
         for step in ladder.steps():
             costs: list[Cost] = []
 
@@ -99,6 +109,8 @@ def climb(
             else:
                 for tally in tallies:
                     found.merge(tally.violations)
+            for line in server.complaints() if server and found.counts else ():
+                found.note("the server's log", line)
             yield row_of(store, step, tallies, costs, found)
 
 

@@ -334,7 +334,7 @@ def _parse(method: Method, message: bytes) -> Any:
     try:
         return method.parse(message)
     except DecodeError as error:
-        raise InvalidError("the request is not of this method's type") from error
+        raise InvalidError(f"the request is not of this method's type: {error}") from error
 
 
 def _report(method: Method, status: Status, seconds: float) -> None:

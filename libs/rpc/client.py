@@ -326,6 +326,7 @@ async def _keep(channel: Channel, files: Files, seconds: float) -> None:
         try:
             stale = files.changed() or stale
             if stale:
+                files.check()
                 channel.renew()
                 stale = False
         except (OSError, ValueError) as error:

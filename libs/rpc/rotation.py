@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 from libs.identity import Identity
 
 
@@ -12,6 +14,8 @@ class Files:
     """
 
     def __init__(self, identity: Identity) -> None:
+        self._certificate = identity.certificate
+        self._key = identity.key
         self._paths = (identity.certificate, identity.root)
         self._seen = self._look()
 
@@ -21,6 +25,10 @@ class Files:
         changed = found != self._seen
         self._seen = found
         return changed
+
+    def check(self) -> None:
+        """OSError if the certificate and the key are not a pair, or not readable."""
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._certificate, self._key)
 
     def _look(self) -> list[tuple[int, int, int]]:
         stats = [path.stat() for path in self._paths]

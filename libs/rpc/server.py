@@ -133,6 +133,7 @@ async def _keep(doorway: Doorway, front: Front, files: Files, seconds: float) ->
             doorway.sweep()
             stale = files.changed() or stale
             if stale:
+                files.check()
                 await front.rotate()
                 stale = False
                 _log.info("serving with a new certificate")

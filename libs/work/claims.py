@@ -183,7 +183,9 @@ class ClaimDesk:
             finally:
                 lane.parked = None
             lane.unanswered = lane.error = None
-            self.offer(options, [Task.of(grant, sent) for grant in response.grants])
+            self.offer(
+                options, [Task.of(grant, sent + seconds(response.waited)) for grant in response.grants]
+            )
             if response.grants or clock() - sent > seconds(request.wait) - _SLACK:
                 backoff = pauses()
             elif lane.waiting:

@@ -15,22 +15,26 @@ from libs.identity import Identity
 
 from .claims import ClaimDesk, Options
 from .coalesce import TRANSIENT, Call, Coalescer
-from .errors import ItemIdConflictError, LeaseLostError, QueueFullError, SettledError
-from .item import (
-    MAX_CONTENT_TYPE,
-    MAX_ENTRIES,
-    MAX_PAYLOAD,
-    MAX_REQUEST,
-    Submission,
-    Work,
-    check_length,
-    check_text,
-    duration,
-)
+from .item import MAX_ENTRIES, MAX_REQUEST, Submission, Work, check_length, duration
 from .keeper import Keeper
 from .parking import Parking
 from .results import Results
 from .task import Lease, Renewal, Task, clock, seconds
+from .wire import (
+    ack_request,
+    ack_to_pb,
+    claim_request,
+    cut,
+    fail_request,
+    lease_error_of,
+    lease_to_pb,
+    raise_for,
+    release_request,
+    renew_request,
+    split,
+    submission_of,
+    submit_request,
+)
 
 if TYPE_CHECKING:
     from agentctl.coordination.v1.coordination_service_pb2_grpc import CoordinationServiceAsyncStub
@@ -38,7 +42,6 @@ if TYPE_CHECKING:
 _SubmitVerdicts = list[pb.SubmitVerdict]
 _LeaseVerdicts = list[pb.LeaseVerdict]
 
-_MAX_ERROR = 1024
 _LONGEST_WAIT = timedelta(seconds=60)
 
 
@@ -144,15 +147,19 @@ class Client:
             items.append(item)
             size += more
         leave()
-        for chunk, answer in chunks:
-            try:
-                verdicts = await answer
-            except MeshError as error:
-                for place in chunk:
-                    outcomes[place] = error
-            else:
-                for place, verdict in zip(chunk, verdicts, strict=True):
-                    outcomes[place] = submission_of(verdict)
+        try:
+            for chunk, answer in chunks:
+                try:
+                    verdicts = await answer
+                except MeshError as error:
+                    for place in chunk:
+                        outcomes[place] = error
+                else:
+                    for place, verdict in zip(chunk, verdicts, strict=True):
+                        outcomes[place] = submission_of(verdict)
+        finally:
+            for _, answer in chunks:
+                answer.cancel()
         return outcomes
 
     async def claim(
@@ -197,7 +204,7 @@ class Client:
         """
         sent = clock()
         (verdict,) = await self._renew.call(length, [lease_to_pb(lease)], 64)
-        raise_if(lease_error_of(verdict))
+        raise_for(verdict)
         lease.deadline = sent + seconds(verdict.expires_in)
         return Renewal(timedelta(seconds=seconds(verdict.expires_in)), verdict.cancel_requested)
 
@@ -205,7 +212,7 @@ class Client:
         """Settle an item as done. Replayed while the lease lives. LeaseLostError, SettledError."""
         entry = ack_to_pb(lease, result, content_type)
         verdicts, _ = await self._ack.call(None, [entry], len(result) + 192, lease.deadline)
-        raise_if(lease_error_of(verdicts[0]))
+        raise_for(verdicts[0])
 
     async def ack_and_claim(self, task: Task, result: bytes, content_type: str, options: Options) -> Acked:
         """Settle an item as done and claim one more in the same round trip, without waiting. Errors of
@@ -238,12 +245,12 @@ class Client:
         if retry_after is not None:
             entry.retry_after.CopyFrom(duration(retry_after))
         (verdict,) = await self._fail.call(None, [entry], entry.ByteSize() + 8, lease.deadline)
-        raise_if(lease_error_of(verdict))
+        raise_for(verdict)
 
     async def release(self, lease: Lease, reason: str = "") -> None:
         """Give an item back; the attempt does not count. As `ack`."""
         (verdict,) = await self._release.call(cut(reason), [lease_to_pb(lease)], 64, lease.deadline)
-        raise_if(lease_error_of(verdict))
+        raise_for(verdict)
 
     def results(
         self,
@@ -290,14 +297,16 @@ class Client:
 
     def _give_back(self, tasks: Sequence[Task]) -> None:
         for task in tasks:
-            answer = self._release.call("nobody waits for it any more", [lease_to_pb(task)], 64, task.deadline)
+            answer = self._release.call(
+                "nobody waits for it any more", [lease_to_pb(task)], 64, task.deadline
+            )
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _split_claim(
         self, options: Options, calls: list[Call[int, Any]], answer: pb.ClaimResponse, sent: float
     ) -> list[list[Task] | None]:
         """In order; None: the request was too large for one answer, there is more, ask again."""
-        tasks = [Task.of(grant, sent) for grant in answer.grants]
+        tasks = [Task.of(grant, sent + seconds(answer.waited)) for grant in answer.grants]
         cut = answer.more and len(tasks) > 0
         parts: list[list[Task] | None] = []
         for call in calls:
@@ -318,7 +327,8 @@ class Client:
         verdicts = split(options, calls, answer, sent)
         if options is None:
             return [(part, None) for part in verdicts]
-        tasks = [Task.of(grant, sent) for grant in reversed(answer.claim.grants)]
+        granted = sent + seconds(answer.claim.waited)
+        tasks = [Task.of(grant, granted) for grant in reversed(answer.claim.grants)]
         parts = [
             (part, tasks.pop() if tasks and not call.answer.done() else None)
             for call, part in zip(calls, verdicts, strict=True)

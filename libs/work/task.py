@@ -46,7 +46,7 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class Task(Lease):
-    """An item and the lease on it. `deadline` counts from before the request was sent, so it is never
+    """An item and the lease on it. `deadline` counts from before the request could be granted, so it is never
     later than the server's. `lost`: the lease is gone, or so close to its end that it may not be used.
     `token` grows with each grant of the item: hand it along with what you write elsewhere.
     """
@@ -66,7 +66,7 @@ class Task(Lease):
 
     @classmethod
     def of(cls, grant: work_pb2.Grant, sent: float) -> Task:
-        """From the wire; `sent` is the time on `clock()` before the request left."""
+        """From the wire; `sent` is the time on `clock()` before the request left, plus what it waited."""
         lease = seconds(grant.expires_in)
         return cls(
             grant.item_id,

@@ -49,16 +49,17 @@ class State:
         return self.folder / "identities" / name
 
     def prepare(self) -> None:
-        """Makes the folder, for its owner only. Refuses one that others can look into."""
+        """Makes the folder, for its owner only. Refuses one in which others could change or read keys.
+
+        The folder itself may let others pass: a PostgreSQL that root starts runs as another user.
+        """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mode = self.folder.stat().st_mode & 0o777
-        if mode & 0o077:
-            raise FailedError(
-                f"{self.folder}: others may look into it (mode {mode:o}) and it is to hold keys; "
-                f"run: chmod 700 {self.folder}"
-            )
+        _refuse(self.folder, 0o022)
         for folder in (self.logs, self.folder / "identities"):
             folder.mkdir(mode=0o700, exist_ok=True)
+        for folder in (self.logs, self.folder / "identities", self.pki):
+            if folder.exists():
+                _refuse(folder, 0o077)
 
     def running(self) -> dict[str, str]:
         """What `agentctl up` wrote about the plane that runs here; empty if none does."""
@@ -69,6 +70,12 @@ class State:
         except ValueError as error:
             raise FailedError(f"{self.endpoints}: not what `agentctl up` writes: {error}") from error
         return {str(name): str(value) for name, value in found.items()}
+
+
+def _refuse(folder: Path, forbidden: int) -> None:
+    mode = folder.stat().st_mode & 0o777
+    if mode & forbidden:
+        raise FailedError(f"{folder}: open to others (mode {mode:o}), and keys are in it; run: chmod 700 {folder}")
 
 
 def write_json(path: Path, document: Mapping[str, object]) -> None:

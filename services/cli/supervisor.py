@@ -148,9 +148,12 @@ class Child:
             raise RuntimeError(f"{self.name} was not started")
         try:
             async with asyncio.timeout(_READY_TIMEOUT):
-                while not await answers(self.launched.probe):
-                    if self._process.returncode is not None:
+                while True:
+                    is_ready = await answers(self.launched.probe)
+                    if self._process.returncode is not None:  # then somebody else has answered
                         raise self._died(self._process.returncode)
+                    if is_ready:
+                        return
                     await asyncio.sleep(_PROBE_SECONDS)
         except TimeoutError as error:
             raise DiedError(

@@ -6,7 +6,7 @@ import gc
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 import anyio
 import uvloop
@@ -40,6 +40,7 @@ async def _store(settings: Settings, wake: Wake) -> AsyncIterator[Store]:
 
     from .store.postgres import PostgresStore
 
+    database: AbstractAsyncContextManager[str]
     if settings.store == "embedded":
         assert settings.data_dir is not None  # Settings has checked
         database = postgres.embedded(settings.data_dir)

@@ -19,13 +19,11 @@ from .rates import RateMeter
 from .store import Store
 from .waiting import Waiting
 from .work import (
-    MAX_GRANT_BYTES,
     MINUTE_MS,
     ClaimOrder,
     Granted,
     ItemFilter,
     Lease,
-    LeaseVerdict,
     Policy,
     QueueStats,
     Results,
@@ -34,6 +32,7 @@ from .work import (
 _POLL = 1.0  # seconds between two looks of a waiter that nobody woke, in case a wake was lost on the way
 _MARGIN = 0.2  # an empty answer leaves this long before the caller's deadline
 _RESULTS_PAGE = 200
+_ANSWER_BYTES = 3_500_000  # callers take 4 MiB
 
 Background = Callable[[Coroutine[object, object, None]], None]
 
@@ -59,6 +58,7 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         return wire.submit_response(await self._store.submit(queue, items))
 
     async def Claim(self, request: pb.ClaimRequest, context: object) -> pb.ClaimResponse:
+        began = asyncio.get_running_loop().time()
         call = Call.of(context)
         access = self._access(context)
         orders = await self._orders(request, "", access)
@@ -66,43 +66,45 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         granted = await self._look(orders)
         if not granted.grants and wait > 0 and not self._waiting.draining:
             granted = await self._park(orders, wait)
-        return self._hand_over(call, access, granted)
+        return self._hand_over(call, access, granted, began)
 
     async def Renew(self, request: pb.RenewRequest, context: object) -> pb.RenewResponse:
         access = self._access(context)
         leases = wire.leases_from_pb(request.leases)
         lease_ms = wire.lease_ms(request, "", [Policy(min_lease_ms=100, max_lease_ms=24 * 60 * MINUTE_MS)])
         verdicts = await self._store.renew(access.holder, leases, lease_ms)
-        return pb.RenewResponse(verdicts=self._verdicts(verdicts, access))
+        return pb.RenewResponse(verdicts=wire.lease_verdicts(verdicts))
 
     async def Ack(self, request: pb.AckRequest, context: object) -> pb.AckResponse:
+        began = asyncio.get_running_loop().time()
         call = Call.of(context)
         access = self._access(context)
         acks = wire.acks_from_pb(request.acks)
         orders: list[ClaimOrder] = []
         if request.HasField("claim_next"):
             orders = await self._orders(request.claim_next, "claim_next.", access)
-        response = pb.AckResponse(verdicts=self._verdicts(await self._store.ack(access.holder, acks), access))
+            wire.wait_ms(request.claim_next, "claim_next.")
+        response = pb.AckResponse(verdicts=wire.lease_verdicts(await self._store.ack(access.holder, acks)))
         if orders and not self._waiting.draining:
             try:
                 granted = await self._look(orders)
             except MeshError as error:  # the acks have committed and must be answered
                 response.claim_error = f"{error.reason}: {error}"
             else:
-                response.claim.CopyFrom(self._hand_over(call, access, granted))
+                response.claim.CopyFrom(self._hand_over(call, access, granted, began))
         return response
 
     async def Fail(self, request: pb.FailRequest, context: object) -> pb.FailResponse:
         access = self._access(context)
         failures = wire.failures_from_pb(request.failures)
         verdicts = await self._store.fail(access.holder, failures)
-        return pb.FailResponse(verdicts=self._verdicts(verdicts, access))
+        return pb.FailResponse(verdicts=wire.lease_verdicts(verdicts))
 
     async def Release(self, request: pb.ReleaseRequest, context: object) -> pb.ReleaseResponse:
         access = self._access(context)
         leases = wire.leases_from_pb(request.leases)
         verdicts = await self._store.release(access.holder, leases, wire.reason(request.reason))
-        return pb.ReleaseResponse(verdicts=self._verdicts(verdicts, access))
+        return pb.ReleaseResponse(verdicts=wire.lease_verdicts(verdicts))
 
     async def Cancel(self, request: pb.CancelRequest, context: object) -> pb.CancelResponse:
         access = self._access(context)
@@ -120,7 +122,7 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
     ) -> pb.ReleaseWorkerResponse:
         namespace = wire.namespace_name(request.namespace)
         self._access(context).check_namespace(namespace)
-        uid = wire.text(request.pod_uid, "pod_uid", 64, least=1)
+        uid = wire.pod_uid(request.pod_uid)
         count = await self._store.release_worker(namespace, uid, wire.reason(request.reason))
         return pb.ReleaseWorkerResponse(released_count=count)
 
@@ -130,26 +132,22 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         scope = self._access(context).scope
         ids = wire.ids_from_pb(request.item_ids, "item_ids", 100 if request.include_payload else 1000)
         items = await self._store.items(ids, scope, with_payload=request.include_payload)
-        if sum(len(item.result) + len(item.payload or b"") for item in items) > MAX_GRANT_BYTES:
-            raise ExhaustedError(f"these items are more than {MAX_GRANT_BYTES} bytes; ask for fewer")
         found = {item.id for item in items}
-        return pb.GetItemsResponse(
+        response = pb.GetItemsResponse(
             items=[wire.item_to_pb(item) for item in items],
             missing_ids=[id for id in ids if id not in found],
         )
+        if response.ByteSize() > _ANSWER_BYTES:
+            raise ExhaustedError(f"these items are more than {_ANSWER_BYTES} bytes; ask for fewer")
+        return response
 
     async def ListItems(self, request: pb.ListItemsRequest, context: object) -> pb.ListItemsResponse:
         access = self._access(context)
         queue = await self._visible(request.queue, access)
         size = wire.page_size(request.page_size)
         matching = wire.list_filter(request)
-        page = await self._store.list_items(
-            queue, matching, access.scope, size=size, token=request.page_token
-        )
-        return pb.ListItemsResponse(
-            items=[wire.item_to_pb(item, with_result=False) for item in page.items],
-            next_page_token=page.next_token,
-        )
+        items, token = await self._list(queue, matching, access, size, request.page_token)
+        return pb.ListItemsResponse(items=items, next_page_token=token)
 
     async def ListDeadLetters(
         self, request: pb.ListDeadLettersRequest, context: object
@@ -158,13 +156,19 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         queue = await self._visible(request.queue, access)
         size = wire.page_size(request.page_size)
         matching = wire.dead_filter(request.filter)
-        page = await self._store.list_items(
-            queue, matching, access.scope, size=size, token=request.page_token
-        )
-        return pb.ListDeadLettersResponse(
-            items=[wire.item_to_pb(item, with_result=False) for item in page.items],
-            next_page_token=page.next_token,
-        )
+        items, token = await self._list(queue, matching, access, size, request.page_token)
+        return pb.ListDeadLettersResponse(items=items, next_page_token=token)
+
+    async def _list(
+        self, queue: str, matching: ItemFilter, access: Access, size: int, token: str
+    ) -> tuple[list[work_pb2.Item], str]:
+        """A page that fits an answer."""
+        while True:
+            page = await self._store.list_items(queue, matching, access.scope, size=size, token=token)
+            items = [wire.item_to_pb(item, with_result=False) for item in page.items]
+            if size == 1 or _fits(items):
+                return items, page.next_token
+            size = max(1, size // 4)
 
     async def WatchResults(
         self, request: pb.WatchResultsRequest, context: object
@@ -185,11 +189,11 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         with self._waiting.watch(None if ids else frozenset({queue})) as moved:
             while True:
                 moved.clear()
-                over = not request.follow and await self._all_settled(queue, group, ids, access)
-                results = await self._page(look, cursor)
-                cursor = results.cursor
-                if results.items:
-                    items = [wire.item_to_pb(item) for item in results.items]
+                self._waiting.check()
+                ends = bool(ids) or not request.follow
+                over = ends and await self._all_settled(queue, group, ids, access)
+                items, cursor = await self._page(look, cursor)
+                if items:
                     yield pb.WatchResultsResponse(results=items, cursor=cursor)
                 elif over:
                     return
@@ -207,13 +211,16 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
             return all(item.state.settled for item in items)
         return not await self._store.unsettled(queue=queue, group=group, scope=access.scope)
 
-    async def _page(self, look: Callable[..., Coroutine[object, object, Results]], cursor: str) -> Results:
-        """A page of results that fits an answer."""
+    async def _page(
+        self, look: Callable[..., Coroutine[object, object, Results]], cursor: str
+    ) -> tuple[list[work_pb2.Item], str]:
+        """Results that fit an answer, and the cursor behind them."""
         limit = _RESULTS_PAGE
         while True:
             results = await look(cursor=cursor, limit=limit)
-            if limit == 1 or sum(len(item.result) for item in results.items) <= MAX_GRANT_BYTES:
-                return results
+            items = [wire.item_to_pb(item) for item in results.items]
+            if limit == 1 or _fits(items):
+                return items, results.cursor
             limit = max(1, limit // 4)
 
     # --- Queues ---
@@ -234,13 +241,14 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         with self._waiting.watch(None if names is None else frozenset(names)) as moved:
             while True:
                 moved.clear()
+                self._waiting.check()
                 queues = await self._queues(names, namespace, access)
                 news = [queue for queue in queues if sent.get(queue.name) != _numbers(queue)]
                 if news or first:
                     sent |= {queue.name: _numbers(queue) for queue in news}
                     yield pb.WatchQueuesResponse(queues=news)
                 first = False
-                await asyncio.sleep(interval)
+                await _signal(self._waiting.drained, interval)
                 await _signal(moved, _POLL)
 
     async def ConfigureQueue(
@@ -347,25 +355,22 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
             while True:
                 waiter.arm()
                 granted = await self._look(orders)
-                waiter.looked = True
                 left = end - clock()
                 if granted.grants or left <= 0 or self._waiting.draining:
                     break
-                waiter.looked = False
                 await waiter.wait(min(left, _POLL))
-        if granted.more:
-            self._waiting.wake(granted.grants[0].queue, 1)
+        if granted.grants:  # our wake may have been for what we have not looked at
+            names = [order.queue for order in orders]
+            for name in names[names.index(granted.grants[0].queue) + (not granted.more) :]:
+                self._waiting.wake(name, 1)
         return granted
 
-    def _hand_over(self, call: Call, access: Access, granted: Granted) -> pb.ClaimResponse:
+    def _hand_over(self, call: Call, access: Access, granted: Granted, began: float) -> pb.ClaimResponse:
         if granted.grants:
             leases = [Lease(grant.id, grant.token) for grant in granted.grants]
             call.on_undelivered(lambda: self._background(self._store.take_back(access.holder, leases)))
-        return wire.claim_response(granted)
-
-    def _verdicts(self, verdicts: Sequence[LeaseVerdict], access: Access) -> list[pb.LeaseVerdict]:
-        # An agent learns of holders of its own namespace at most: the item was in its queue.
-        return [wire.lease_verdict(verdict) for verdict in verdicts]
+        waited = asyncio.get_running_loop().time() - began
+        return wire.claim_response(granted, int(waited * 1000))
 
     async def _visible(self, name: str, access: Access) -> str:
         """The checked name of a queue that exists and that the caller may see."""
@@ -404,6 +409,10 @@ def _numbers(queue: work_pb2.Queue) -> tuple[object, ...]:
         queue.submitted_total, queue.granted_total, queue.settled_total, queue.paused,
         queue.parked_claims_count, queue.policy.SerializeToString(deterministic=True),
     )  # fmt: skip
+
+
+def _fits(items: Sequence[work_pb2.Item]) -> bool:
+    return sum(item.ByteSize() for item in items) <= _ANSWER_BYTES
 
 
 async def _signal(event: asyncio.Event, seconds: float) -> None:

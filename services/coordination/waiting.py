@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from libs.errors import ExhaustedError
+from libs.errors import ExhaustedError, UnavailableError
 
 MAX_PARKED = 20_000
 MAX_PARKED_PER_HOLDER = 2_500
@@ -20,17 +20,15 @@ MAX_WATCHES = 5_000
 class Waiter:
     """One parked claim."""
 
-    __slots__ = ("_waiting", "looked", "queues", "woken")
+    __slots__ = ("_waiting", "queues", "woken")
 
     def __init__(self, waiting: Waiting, queues: Sequence[str]) -> None:
         self._waiting = waiting
         self.queues = queues
-        self.woken: asyncio.Future[None] | None = None
-        self.looked = True  # since the last wake; the claim sets it
+        self.woken: asyncio.Future[None] | None = None  # done: a wake that no whole look has followed
 
     def arm(self) -> None:
         """From here on a wake is remembered; look at the queues after this, then `wait`."""
-        self.looked = False
         if self.woken is None or self.woken.done():
             self.woken = asyncio.get_running_loop().create_future()
             self._waiting.park(self)
@@ -45,7 +43,7 @@ class Waiting:
     """All that wait in this process."""
 
     def __init__(self) -> None:
-        self.draining = False
+        self.drained = asyncio.Event()  # set: nobody shall wait any more
         self._parked: dict[str, dict[Waiter, None]] = {}  # queue → waiters, the last parked last
         self._holders: dict[str, int] = {}
         self._parked_total = 0
@@ -67,10 +65,20 @@ class Waiting:
             for event in self._watches.get(watched, ()):
                 event.set()
 
+    @property
+    def draining(self) -> bool:
+        """Whether nobody shall wait any more."""
+        return self.drained.is_set()
+
     def drain(self) -> None:
         """Everybody who is parked answers now, and nobody parks any more."""
-        self.draining = True
+        self.drained.set()
         self.wake("", 0)
+
+    def check(self) -> None:
+        """Raise UnavailableError when draining: who watches goes on at another replica."""
+        if self.draining:
+            raise UnavailableError("draining")
 
     def park(self, waiter: Waiter) -> None:
         for queue in waiter.queues:
@@ -105,8 +113,8 @@ class Waiting:
             self._holders[holder] -= 1
             if not self._holders[holder]:
                 del self._holders[holder]
-            if waiter.woken is not None and waiter.woken.done() and not waiter.looked:
-                for queue in queues:  # gone without having looked: somebody else should
+            if waiter.woken is not None and waiter.woken.done():
+                for queue in queues:  # gone without having looked since: somebody else should
                     self.wake(queue, 1)
 
     @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -50,6 +50,7 @@ _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _NAMESPACE = re.compile(_LABEL)
 _QUEUE = re.compile(rf"{_LABEL}/[a-z0-9](?:[a-z0-9.-]{{0,198}}[a-z0-9])?")
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_UID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _LABEL_KEY = re.compile(r"[^=\0]{1,63}")
 _AGENT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _TOKEN_MAX = (1 << 63) - 1
@@ -87,7 +88,7 @@ def _bounded_ms(message: Message, field: str, path: str, low: int, high: int) ->
         return None
     value = getattr(message, field)
     ms = duration_ms(value)
-    if not low <= ms <= high or value.seconds < 0 or value.nanos < 0:
+    if not low <= ms <= high or value.seconds < 0 or not 0 <= value.nanos < 1_000_000_000:
         raise invalid(path + field, f"must be a duration of {_human(low)} to {_human(high)}")
     return ms
 
@@ -113,6 +114,13 @@ def namespace_name(name: str, field: str = "namespace") -> str:
     return name
 
 
+def pod_uid(value: str) -> str:
+    """A checked uid of a pod."""
+    if not _UID.fullmatch(value):
+        raise invalid("pod_uid", "must have 1 to 64 letters, digits and dashes")
+    return value
+
+
 def item_id(value: str, field: str) -> str:
     """A checked item id."""
     if not _ID.fullmatch(value):
@@ -120,12 +128,12 @@ def item_id(value: str, field: str) -> str:
     return value
 
 
-def text(value: str, field: str, most: int, *, least: int = 0) -> str:
+def text(value: str, field: str, most: int) -> str:
     """A checked string: no NUL, bounded in bytes."""
     if "\0" in value:
         raise invalid(field, "must not contain NUL")
-    if not least <= len(value.encode()) <= most:
-        raise invalid(field, f"must have {least} to {most} bytes")
+    if len(value.encode()) > most:
+        raise invalid(field, f"must have at most {most} bytes")
     return value
 
 
@@ -263,8 +271,8 @@ def claim_from_pb(
     ]
 
 
-def wait_ms(request: pb.ClaimRequest) -> int:
-    return _bounded_ms(request, "wait", "", 0, MINUTE_MS) or 0
+def wait_ms(request: pb.ClaimRequest, path: str = "") -> int:
+    return _bounded_ms(request, "wait", path, 0, MINUTE_MS) or 0
 
 
 def leases_from_pb(leases: Sequence[work_pb2.Lease]) -> list[Lease]:
@@ -405,8 +413,10 @@ def submit_response(verdicts: Sequence[SubmitVerdict]) -> pb.SubmitResponse:
     return response
 
 
-def claim_response(granted: Granted) -> pb.ClaimResponse:
+def claim_response(granted: Granted, waited_ms: int) -> pb.ClaimResponse:
     response = pb.ClaimResponse(more=granted.more)
+    if waited_ms:
+        response.waited.CopyFrom(duration(waited_ms))
     add = response.grants.add
     for grant in granted.grants:
         _fill_grant(add(), grant)
@@ -444,8 +454,11 @@ def _failure_to_pb(failure: Failure) -> work_pb2.Failure:
     )
 
 
-def lease_verdict(verdict: LeaseVerdict, may_know: Callable[[str], bool] = lambda _: True) -> pb.LeaseVerdict:
-    """`may_know` says whether the caller may learn of that holder."""
+def lease_verdicts(verdicts: Iterable[LeaseVerdict]) -> list[pb.LeaseVerdict]:
+    return [_lease_verdict(verdict) for verdict in verdicts]
+
+
+def _lease_verdict(verdict: LeaseVerdict) -> pb.LeaseVerdict:
     if verdict is OK:
         return pb.LeaseVerdict(status=1)  # type: ignore[arg-type]
     out = pb.LeaseVerdict(
@@ -454,7 +467,7 @@ def lease_verdict(verdict: LeaseVerdict, may_know: Callable[[str], bool] = lambd
         state=int(verdict.state or 0),  # type: ignore[arg-type]
         cancel_requested=verdict.cancel_requested,
     )
-    if verdict.holder is not None and may_know(verdict.holder):
+    if verdict.holder is not None:  # the store names one only to those who held the item themselves
         out.holder = verdict.holder
     if verdict.expires_in_ms is not None:
         out.expires_in.CopyFrom(duration(verdict.expires_in_ms))

@@ -149,6 +149,8 @@ class FakeCoordination(pb_grpc.CoordinationServiceServicer):
 
     async def Ack(self, request: pb.AckRequest, context: Any) -> Any:
         await self._enter("Ack", request)
+        if request.HasField("claim_next") and self.claims_denied:
+            raise DeniedError("not yours")
         verdicts = []
         for ack in request.acks:
             done = [item for item in self.results if item.id == ack.item_id]

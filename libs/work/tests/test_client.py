@@ -185,6 +185,19 @@ async def test_a_claim_nobody_waits_for_is_taken_back(client: Client, server: Fa
     assert await client.claim([QUEUE]) == []
 
 
+async def test_more_parked_calls_than_a_connection_takes_get_another(
+    client: Client, server: FakeCoordination
+) -> None:
+    leases = [timedelta(seconds=n) for n in range(1, 451)]
+    claims = [asyncio.create_task(client.claim([QUEUE], wait=SOON, lease=lease)) for lease in leases]
+    await server.until(lambda: len(server.of("Claim")) == len(claims))
+    async with asyncio.timeout(1):
+        await client.submit("demo/other", Work(b"not behind them"))
+    for claim in claims:
+        claim.cancel()
+    await asyncio.gather(*claims, return_exceptions=True)
+
+
 async def test_a_claim_is_replayed_as_the_very_same_request(client: Client, server: FakeCoordination) -> None:
     await client.submit(QUEUE, Work(b"a"))
     server.lose_answers["Claim"] = 6

@@ -278,6 +278,20 @@ async def test_what_no_retry_can_mend_is_raised(client: Client, server: FakeCoor
         await Worker(client, [QUEUE], slots=2).run(forever)
 
 
+async def test_a_claim_that_is_refused_does_not_keep_an_ack_from_standing(
+    client: Client, server: FakeCoordination
+) -> None:
+    await client.submit(QUEUE, Work(b"a"))
+
+    async def handler(task: Task) -> bytes:
+        server.claims_denied = True
+        return b"done"
+
+    with pytest.raises(DeniedError):
+        await Worker(client, [QUEUE]).run(handler)
+    assert [item.result for item in server.results] == [b"done"]
+
+
 async def test_the_handler_runs_in_the_submitters_trace(client: Client, server: FakeCoordination) -> None:
     span = SpanContext(0x5EED, 0xBEEF, is_remote=False, trace_flags=TraceFlags(1))
     token = attach(trace.set_span_in_context(NonRecordingSpan(span)))

@@ -15,6 +15,7 @@ from agentctl.coordination.v1 import coordination_service_pb2_grpc as pb_grpc
 from libs.mesh import COORDINATION
 from libs.rpc.server import serving
 from libs.testing.ca import authority, identity
+
 from ..__main__ import app
 
 STREAMS = ("WatchResults", "WatchQueues")
@@ -49,7 +50,7 @@ class Scripted:
         async def answers(request: Any, _: object) -> AsyncIterator[Any]:
             self.requests[method].append(request)
             for each in self.answers.get(method, []):
-                yield each
+                yield each(request) if callable(each) else each
             if method == "WatchQueues":
                 await asyncio.Event().wait()
 

@@ -97,9 +97,13 @@ async def test_submit_of_a_bad_line_submits_nothing(agentctl, scripted):
 
 
 async def test_submit_and_wait_prints_results_and_fails_if_one_did(agentctl, scripted):
-    dead = work_pb2.Item(id="x", state=work_pb2.WORK_STATE_DEAD, dead_cause=work_pb2.DEAD_CAUSE_TERMINAL)
+    def settled(request):
+        ends = (work_pb2.WORK_STATE_SUCCEEDED, work_pb2.WORK_STATE_DEAD)
+        items = [work_pb2.Item(id=id_, state=end) for id_, end in zip(request.item_ids, ends, strict=True)]
+        return pb.WatchResultsResponse(results=items, cursor="c")
+
     scripted.answers["Submit"] = [accept]
-    scripted.answers["WatchResults"] = [pb.WatchResultsResponse(results=[ITEM, dead], cursor="c")]
+    scripted.answers["WatchResults"] = [settled]
     result = await agentctl("work", "submit", "demo/q", "-", "--wait", "-o", "json", stdin=b"1\n2\n")
     summary, *results = [json.loads(line) for line in result.stdout.splitlines()]
     assert summary["counts"]["accepted"] == 2

@@ -5,6 +5,7 @@ import json
 from typer.testing import CliRunner
 
 from agentctl.coordination.v1 import work_pb2
+
 from .. import items, output
 from ..__main__ import app
 

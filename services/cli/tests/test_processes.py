@@ -15,7 +15,8 @@ from ..state import State
 @pytest.fixture
 def sleeper():
     """A child of ours that ignores SIGTERM."""
-    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    script = deaf + "print(flush=True); time.sleep(60)"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True
     ) as child:
@@ -33,10 +34,17 @@ def test_only_one_may_hold_the_folder(tmp_path):
         assert state.lock.read_text() == f"{os.getpid()}\n"
 
 
-def test_a_folder_that_others_can_read_is_refused(tmp_path):
-    tmp_path.chmod(0o755)
-    with pytest.raises(FailedError, match="chmod 700"):
-        State(tmp_path).prepare()
+def test_a_folder_that_is_open_to_others_is_refused(tmp_path):
+    state = State(tmp_path / "state")
+    state.prepare()
+    assert state.folder.stat().st_mode & 0o777 == 0o700
+    state.logs.chmod(0o750)
+    with pytest.raises(FailedError, match=rf"chmod 700 {state.logs}"):
+        state.prepare()
+    state.logs.chmod(0o700)
+    state.folder.chmod(0o770)
+    with pytest.raises(FailedError, match=rf"chmod 700 {state.folder}"):
+        state.prepare()
 
 
 async def test_what_was_recorded_and_still_runs_is_ended(tmp_path, sleeper):

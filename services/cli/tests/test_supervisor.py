@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 
 import pytest
@@ -30,11 +31,13 @@ class Stage:
         self.folder = folder
         self.record = Record(folder / "children.json")
         self.said: list[tuple[str, str]] = []
+        self.events: asyncio.Queue[str] = asyncio.Queue()
         self.launches = 0
         self.children: list[Child] = []
 
     def say(self, name, event):
         self.said.append((name, event))
+        self.events.put_nowait(event)
 
     def child(self, script, *, grace=5.0, ports=None):
         def launch():
@@ -75,13 +78,10 @@ async def test_a_child_that_ends_before_it_is_ready_leaves_its_last_words(stage)
 
 
 async def test_a_port_that_was_taken_is_chosen_anew(stage):
-    async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as other:
-        taken = other.sockets[0].getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
         assert not is_free(taken)
-        refuses = (
-            "import socket, sys; socket.create_server(('127.0.0.1', int(sys.argv[1]))).close()\n" + SERVE
-        )
-        child = stage.child(refuses, ports=[taken])
+        child = stage.child(SERVE, ports=[taken])
         await child.start(stage.record)
     assert stage.launches == 2
     assert await answers(child.launched.probe)
@@ -97,8 +97,8 @@ async def test_a_child_that_is_killed_is_started_again(stage):
     os.kill(child.pid, signal.SIGKILL)
     assert await gone.get() == "uid-1"
     async with asyncio.timeout(20):
-        while not any("ready again" in event for _, event in stage.said):
-            await asyncio.sleep(0.02)
+        while "ready again" not in await stage.events.get():
+            pass
     assert await answers(child.launched.probe)
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)

@@ -291,6 +291,8 @@ class Reference:
             return False
         if call[0] == "ack" and thing.lost is Lost.EXPIRED and not thing.state.settled:
             return verdict.status is Held.OK or not thing.redriven
+        if call[0] == "release" and thing.lost is Lost.RELEASED and verdict.status is Held.OK:
+            return False  # it was taken back: no harm in saying that it is
         said = (verdict.status, verdict.state if thing.state.settled else verdict.lost)
         if thing.state.settled:
             assert said == (Held.SETTLED, thing.state)

@@ -305,21 +305,29 @@ class ClaimResponse(_message.Message):
 
     GRANTS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    WAITED_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
     """More is ready: ask again without waiting."""
     @_builtins.property
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Grant]:
         """Empty when the wait passed, or a drain began."""
 
+    @_builtins.property
+    def waited(self) -> _duration_pb2.Duration:
+        """From the arrival of the request to the grant. A lease ends no earlier than its expires_in after
+        (when the request was sent + waited), so that is what a worker counts from.
+        """
+
     def __init__(
         self,
         *,
         grants: _abc.Iterable[_work_pb2.Grant] | None = ...,
         more: _builtins.bool = ...,
+        waited: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grants", b"grants", "more", b"more"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grants", b"grants", "more", b"more", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -621,7 +621,7 @@ class Grant(_message.Message):
     """As submitted."""
     @_builtins.property
     def expires_in(self) -> _duration_pb2.Duration:
-        """Time left, from when the server answered. Count it from before the request was sent."""
+        """Time left at the grant. Count it from before the request was sent, plus ClaimResponse.waited."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:

@@ -86,6 +86,7 @@ class Lane:
         self._waiting: dict[Verb[Any, Any], deque[Call[Any, Any]]] = {}
         self._arrived = asyncio.Event()
         self._closing = False
+        self._batch = Batch()
         self._task = asyncio.create_task(self._work(), name=f"lane {name}")
 
     async def call(self, verb: Verb[E, V], namespace: str, entries: Sequence[E]) -> list[V]:
@@ -118,23 +119,29 @@ class Lane:
         self._closing = True
         self._arrived.set()
         await self._task
-        for call in chain.from_iterable(self._waiting.values()):
-            _refuse(call, UnavailableError("the store is closed"))
         await self._link.drop()
 
     async def _work(self) -> None:
-        while not self._closing:
-            await self._arrived.wait()
-            self._arrived.clear()
-            while not self._closing and self._waiting:
-                verb, calls = next(iter(self._waiting.items()))
-                del self._waiting[verb]  # verbs take turns: it goes to the end if something is left of it
-                batch = _fill(verb, calls)
-                left = deque(call for call in calls if call.todo)
-                if batch.entries:
-                    await self._flush(verb, batch)
-                if left:
-                    self._waiting[verb] = left + self._waiting.pop(verb, deque())
+        try:
+            while not self._closing:
+                await self._arrived.wait()
+                self._arrived.clear()
+                while not self._closing and self._waiting:
+                    await self._turn()
+        finally:  # whatever ends the lane, nobody waits for it
+            waiting = chain.from_iterable(self._waiting.values())
+            for call in [*waiting, *(call for call, _ in self._batch.parts)]:
+                _refuse(call, UnavailableError("the store is closed"))
+
+    async def _turn(self) -> None:
+        verb, calls = next(iter(self._waiting.items()))
+        batch = self._batch = _fill(verb, calls)
+        # Verbs take turns: this one goes to the end, if something is left of it.
+        left = self._waiting.pop(verb)
+        if left := deque(call for call in left if call.todo):
+            self._waiting[verb] = left
+        if batch.entries:
+            await self._flush(verb, batch)
 
     async def _flush(self, verb: Verb[Any, Any], batch: Batch) -> None:
         try:

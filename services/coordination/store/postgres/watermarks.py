@@ -38,7 +38,9 @@ class Watermarks:
 
     def granted(self, queue: int, highest: Mapping[int, int]) -> None:
         """The highest place granted of each priority by the claim that began last."""
-        lows, floor = self._lows[queue], self._floors[queue]
+        lows, floor = self._lows.get(queue), self._floors.get(queue, _NEVER)
+        if lows is None:
+            return
         for priority, place in highest.items():
             lows[priority] = min(max(lows[priority], place), floor)
 
