@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .bars import judge
+from .bars import Judgement, judge
 from .control import Host, SyncRate
 from .row import PERCENTS, Row
 from .tally import Mode
@@ -38,6 +38,10 @@ class Report:
     def verified(self) -> bool:
         """Whether something was measured and everything that was is right."""
         return not self.failure and bool(self.rows) and all(row.verified for row in self.rows)
+
+    def judged(self, row: Row) -> list[Judgement]:
+        """What a row is held to, and whether it keeps it. The bars are for the default front."""
+        return judge(row, self.rows) if self.front == "h2corn" else []
 
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = [*self._heading(), self._table()]
@@ -109,7 +113,7 @@ class Report:
         if not row.verified:
             return Text("NOT VERIFIED", style="bold red")
         text = Text()
-        for judgement in judge(row, self.rows):
+        for judgement in self.judged(row):
             text.append("\n" if text else "")
             text.append("✓ " if judgement.met else "✗ ", style="green" if judgement.met else "red")
             text.append(judgement.text)
@@ -121,7 +125,7 @@ class Report:
             {
                 **asdict(row),
                 "verified": row.verified,
-                "bars": [asdict(judgement) for judgement in judge(row, self.rows)],
+                "bars": [asdict(judgement) for judgement in self.judged(row)],
             }
             for row in self.rows
         ]
@@ -138,7 +142,7 @@ class Report:
 
     def write_csv(self, path: Path) -> None:
         """One line a row."""
-        lines = [_flat(row, self.rows) for row in self.rows]
+        lines = [_flat(row, self.judged(row)) for row in self.rows]
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(lines[0]) if lines else [])
             writer.writeheader()
@@ -152,7 +156,7 @@ def line_of(row: Row) -> str:
     return f"{_name(row)}: {rate or 0:,.0f}/s, {verdict}"
 
 
-def _flat(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+def _flat(row: Row, judgements: Sequence[Judgement]) -> dict[str, Any]:
     values = asdict(row)
     step = values.pop("step")
     latencies = values.pop("latencies_ms")
@@ -162,7 +166,6 @@ def _flat(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     for verb in _VERBS:
         for index, percent in enumerate(PERCENTS):
             flat[f"{verb}_p{percent}_ms"] = latencies[verb][index] if verb in latencies else None
-    judgements = judge(row, rows)
     flat["errors"] = sum(errors.values())
     flat["verified"] = row.verified
     flat["bars"] = "; ".join(judgement.text for judgement in judgements)

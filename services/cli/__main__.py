@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import platformdirs
 import typer
 
-from . import dead, explain, pki, queues, up, watch, work, workers
+from . import dead, explain, output, pki, queues, submit, up, watch, work, workers
 from .session import AddressOption, Settings, StateDirOption, TlsDirOption
 from .state import State
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings=_HELP)
 up.register(app)
-app.add_typer(work.app, name="work")
-app.add_typer(queues.app, name="queues")
-app.add_typer(dead.app, name="dead")
-app.add_typer(workers.app, name="workers")
-app.add_typer(pki.app, name="pki")
-explain.register(app)
+groups = {"work": work, "queues": queues, "dead": dead, "workers": workers, "pki": pki}
+for name, group in groups.items():
+    app.add_typer(group.app, name=name)
+submit.register(work.app)
 watch.register(work.app)
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"agentctl {version('agentctl')}")
-        raise typer.Exit
+explain.register(app)
 
 
 @app.callback()
@@ -41,7 +31,7 @@ def root(
     address: AddressOption = None,
     tls_dir: TlsDirOption = None,
     state_dir: StateDirOption = None,
-    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    _: Annotated[bool, typer.Option("--version", callback=output.version, is_eager=True)] = False,
 ) -> None:
     """Hand out work to fleets of AI agents; each item has exactly one owner.
 
@@ -52,11 +42,10 @@ def root(
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 denied, 5 unavailable.
     """
-    environ = os.environ
-    folder = state_dir or environ.get("AGENTCTL_STATE_DIR") or platformdirs.user_state_dir("agentctl")
-    address = address or environ.get("AGENTCTL_COORDINATION_ADDRESS")
-    tls = tls_dir or environ.get("AGENTCTL_TLS_DIR")
-    ctx.obj = Settings(State(Path(folder)), dict(environ), address, Path(tls) if tls else None)
+    folder = state_dir or os.environ.get("AGENTCTL_STATE_DIR") or platformdirs.user_state_dir("agentctl")
+    address = address or os.environ.get("AGENTCTL_COORDINATION_ADDRESS")
+    tls = tls_dir or os.environ.get("AGENTCTL_TLS_DIR")
+    ctx.obj = Settings(State(Path(folder)), dict(os.environ), address, Path(tls) if tls else None)
 
 
 def main() -> None:

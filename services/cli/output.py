@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -97,6 +98,13 @@ def emit(document: Message | Mapping[str, object], *, stream: bool = False) -> N
         sys.stdout.flush()
 
 
+def version(asked: bool) -> None:
+    """Prints the version and ends the command, if asked to."""
+    if asked:
+        typer.echo(f"agentctl {metadata.version('agentctl')}")
+        raise typer.Exit
+
+
 def console() -> Console:
     """Stdout as rich sees it."""
     from rich.console import Console
@@ -107,9 +115,11 @@ def console() -> Console:
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """A plain table. A column name that starts with `>` is aligned right; the last column takes the rest."""
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False, padding=(0, 2, 0, 0))
     for index, name in enumerate(columns):
         last = index == len(columns) - 1
@@ -117,10 +127,10 @@ def grid(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
             Text(name.removeprefix(">")),
             justify="right" if name.startswith(">") else "left",
             no_wrap=True,
-            overflow="ellipsis" if last else "fold",
+            min_width=None if last else max((cell_len(row[index]) for row in cells), default=0),
         )
-    for row in rows:
-        table.add_row(*(Text(one_line(str(cell))) for cell in row))
+    for row in cells:
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -101,9 +101,12 @@ class LocalPlane:
 
     async def sweep(self) -> None:
         """Ends what an `up` that was killed has left running here."""
-        for each in left_over(self._state.children):
-            self._say(each.name, f"left over from an `up` that was killed (pid {each.pid}): stopping it")
-            await end(each, _GRACE.get(each.name, _GRACE["agent"]))
+        found = left_over(self._state.children)
+        agents = [each for each in found if each.name not in _GRACE]
+        for together in (agents, *([each] for each in found if each.name in _GRACE)):
+            for each in together:
+                self._say(each.name, f"left over from an `up` that was killed (pid {each.pid}): stopping it")
+            await asyncio.gather(*(end(each, _GRACE.get(each.name, _GRACE["agent"])) for each in together))
         self._state.children.unlink(missing_ok=True)
         self._state.endpoints.unlink(missing_ok=True)
 
@@ -140,6 +143,8 @@ class LocalPlane:
                 tasks.create_task(agent.stop(self._record, self._say, hurry))
         for child in reversed(self._started):
             await child.stop(self._record, self._say, hurry)
+            if child.name == "coordination" and child.exit_code != 0 and self._plan.store is Store.EMBEDDED:
+                await self._stop_database()
         self._state.children.unlink(missing_ok=True)
 
     @property
@@ -149,6 +154,15 @@ class LocalPlane:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self._port}"
+
+    async def _stop_database(self) -> None:
+        """Coordination died and could not: whoever uses a database last stops it, so use it once more."""
+        from libs import postgres
+        from libs.errors import UnavailableError
+
+        with suppress(UnavailableError):
+            async with postgres.embedded(self._state.data):
+                self._say("database", "stopped")
 
     def _child(self, name: str, launch: Callable[[str], Launch], kind: str) -> Child:
         log = self._state.logs / f"{name}.log"

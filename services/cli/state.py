@@ -75,7 +75,9 @@ class State:
 def _refuse(folder: Path, forbidden: int) -> None:
     mode = folder.stat().st_mode & 0o777
     if mode & forbidden:
-        raise FailedError(f"{folder}: open to others (mode {mode:o}), and keys are in it; run: chmod 700 {folder}")
+        raise FailedError(
+            f"{folder}: open to others (mode {mode:o}), and keys are in it; run: chmod 700 {folder}"
+        )
 
 
 def write_json(path: Path, document: Mapping[str, object]) -> None:

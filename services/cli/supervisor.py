@@ -57,6 +57,11 @@ class Child:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.returncode if self._process else None
+
     async def start(self, record: Record) -> float:
         """Starts it; returns the seconds it took to become ready. DiedError if it ended before. Ports that
         somebody else took meanwhile are chosen anew."""

@@ -83,6 +83,8 @@ async def _run(plane: LocalPlane, plan: Plan, state: State) -> None:
             await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
             if stopping.is_set():
                 note("stopping: agents finish or give back what they hold (Ctrl-C again: at once)")
+            else:
+                note("this cannot go on: stopping everything")
         finally:
             waiting.cancel()
             running.cancel()

@@ -99,7 +99,8 @@ async def watch(session: Session, queue: SomeQueueArgument = None, group: GroupO
     from agentctl.coordination.v1 import coordination_service_pb2 as pb
 
     progress = Progress(session.queue(queue), group)
-    found = await session.stub.GetQueues(pb.GetQueuesRequest(queues=[progress.name]))
+    by_name = pb.GetQueuesRequest(queues=[progress.name])
+    found = await session.stub.GetQueues(by_name)
     if not found.queues:
         mend = "queues are made by `work submit` or `queues configure`"
         raise FailedError(f"no queue {progress.name}: {mend}", Exit.NOT_FOUND)
@@ -115,6 +116,8 @@ async def watch(session: Session, queue: SomeQueueArgument = None, group: GroupO
             _watch_holders(session, progress),
             _redraw(draw, interval),
         )
+        progress.held_by.clear()
+        progress.queue = (await session.stub.GetQueues(by_name)).queues[0]
 
 
 async def _first(goal: Coroutine[Any, Any, object], *beside: Coroutine[Any, Any, None]) -> None:
@@ -198,11 +201,14 @@ def _screen(session: Session, progress: Progress) -> Iterator[tuple[Callable[[],
 def _panel(progress: Progress) -> RenderableType:
     from rich.console import Group
     from rich.progress_bar import ProgressBar
+    from rich.table import Table
     from rich.text import Text
 
     parts: list[RenderableType] = [Text(progress.headline())]
     if progress.total:
-        parts.append(ProgressBar(total=progress.total, completed=progress.done, width=60))
+        bar = Table.grid()  # gives it a line of its own
+        bar.add_row(ProgressBar(total=progress.total, completed=progress.done, width=60))
+        parts.append(bar)
     workers = sorted(progress.finished_by.keys() | progress.held_by.keys())
     if workers:
         columns = ["WORKER", ">HOLDS"]

@@ -168,9 +168,9 @@ def items_from_pb(items: Sequence[work_pb2.WorkItem], policy: Policy, submitter:
     seen: set[str] = set()
     for n, item in enumerate(items):
         try:
-            new = _item_from_pb(item, f"items[{n}].", policy, submitter)
+            new = _item_from_pb(item, policy, submitter)
         except InvalidError as error:
-            violations |= error.violations
+            violations |= {f"items[{n}].{field}": why for field, why in error.violations.items()}
             continue
         if new.id in seen:
             violations[f"items[{n}].id"] = "stands twice in this list"
@@ -180,29 +180,29 @@ def items_from_pb(items: Sequence[work_pb2.WorkItem], policy: Policy, submitter:
     return checked
 
 
-def _item_from_pb(item: work_pb2.WorkItem, path: str, policy: Policy, submitter: str) -> NewItem:
+def _item_from_pb(item: work_pb2.WorkItem, policy: Policy, submitter: str) -> NewItem:
     payload = item.payload
     if len(payload) > policy.max_payload_bytes:
-        raise invalid(path + "payload", f"has {len(payload)} bytes, at most {policy.max_payload_bytes}")
+        raise invalid("payload", f"has {len(payload)} bytes, at most {policy.max_payload_bytes}")
     id = item.id
+    content_type = item.content_type
+    priority = item.priority
     return NewItem(
-        id=item_id(id, path + "id") if id else new_id(),
-        payload=payload,
-        submitter=submitter,
-        content_type=_optional(item.content_type, path + "content_type", 128) or "",
-        dedupe_key=_optional(item.dedupe_key, path + "dedupe_key", 256),
-        priority=_within(item.priority, path + "priority", 0, TOP_PRIORITY),
-        delay_ms=_bounded_ms(item, "delay", path, 0, 366 * DAY_MS) or 0,
-        expires_in_ms=_bounded_ms(item, "expires_in", path, 0, 366 * DAY_MS) or None,
-        max_attempts=_within(item.max_attempts or policy.max_attempts, path + "max_attempts", 1, 1000),
-        backoff=_backoff(item.backoff, path + "backoff.", policy.backoff)
-        if item.HasField("backoff")
-        else policy.backoff,
-        group=_optional(item.group, path + "group", 256),
-        ordering_key=_optional(item.ordering_key, path + "ordering_key", 256),
-        shard_key=_optional(item.shard_key, path + "shard_key", 256),
-        labels=labels(item.labels, path + "labels") if item.labels else {},
-        trace=_trace(item.trace_context, path + "trace_context") if item.trace_context else {},
+        item_id(id, "id") if id else new_id(),
+        payload,
+        submitter,
+        text(content_type, "content_type", 128) if content_type else "",
+        _optional(item.dedupe_key, "dedupe_key", 256),
+        _within(priority, "priority", 0, TOP_PRIORITY) if priority else 0,
+        _bounded_ms(item, "delay", "", 0, 366 * DAY_MS) or 0 if item.HasField("delay") else 0,
+        _bounded_ms(item, "expires_in", "", 0, 366 * DAY_MS) or None if item.HasField("expires_in") else None,
+        _within(item.max_attempts or policy.max_attempts, "max_attempts", 1, 1000),
+        _backoff(item.backoff, "backoff.", policy.backoff) if item.HasField("backoff") else policy.backoff,
+        _optional(item.group, "group", 256),
+        _optional(item.ordering_key, "ordering_key", 256),
+        _optional(item.shard_key, "shard_key", 256),
+        labels(item.labels, "labels") if item.labels else {},
+        _trace(item.trace_context, "trace_context") if item.trace_context else {},
     )
 
 
@@ -277,15 +277,15 @@ def wait_ms(request: pb.ClaimRequest, path: str = "") -> int:
 
 def leases_from_pb(leases: Sequence[work_pb2.Lease]) -> list[Lease]:
     count(leases, "leases")
-    return [Lease(*_lease(lease, f"leases[{n}].")) for n, lease in enumerate(leases)]
+    return [Lease(*_lease(lease, "leases", n)) for n, lease in enumerate(leases)]
 
 
-def _lease(lease: work_pb2.Lease | pb.Ack | pb.LeaseFailure, path: str) -> tuple[str, int]:
+def _lease(lease: work_pb2.Lease | pb.Ack | pb.LeaseFailure, field: str, n: int) -> tuple[str, int]:
     id, token = lease.item_id, lease.token
     if not _ID.fullmatch(id):
-        raise invalid(path + "item_id", "must be a UUID in lower-case text form")
+        raise invalid(f"{field}[{n}].item_id", "must be a UUID in lower-case text form")
     if not 0 < token <= _TOKEN_MAX:
-        raise invalid(path + "token", "must be positive, as granted")
+        raise invalid(f"{field}[{n}].token", "must be positive, as granted")
     return id, token
 
 
@@ -293,7 +293,7 @@ def acks_from_pb(acks: Sequence[pb.Ack]) -> list[AckOrder]:
     count(acks, "acks")
     orders = []
     for n, ack in enumerate(acks):
-        id, token = _lease(ack, f"acks[{n}].")
+        id, token = _lease(ack, "acks", n)
         result = ack.result
         if len(result) > MAX_PAYLOAD:
             raise invalid(f"acks[{n}].result", f"has {len(result)} bytes, at most {MAX_PAYLOAD}")
@@ -309,7 +309,7 @@ def failures_from_pb(failures: Sequence[pb.LeaseFailure]) -> list[FailOrder]:
     orders = []
     for n, failure in enumerate(failures):
         path = f"failures[{n}]."
-        id, token = _lease(failure, path)
+        id, token = _lease(failure, "failures", n)
         error = text(failure.error, path + "error", MAX_ERROR)
         retryable = failure.retryable if failure.HasField("retryable") else True
         after = _bounded_ms(failure, "retry_after", path, 0, DAY_MS)

@@ -96,7 +96,7 @@ class Policy:
         return self.default_lease_ms if asked_ms is None else asked_ms
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as Grant and AckOrder: made for every item, and four times cheaper so
 class NewItem:
     """An item to add, checked, with the queue's defaults filled in."""
 
@@ -127,7 +127,7 @@ class Failure:
     ago_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Grant:
     """An item and the right to work on it."""
 
@@ -224,7 +224,7 @@ class Lease:
     token: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AckOrder:
     """An item done."""
 

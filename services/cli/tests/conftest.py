@@ -73,8 +73,10 @@ async def agentctl(scripted: Scripted, tmp_path: Path) -> AsyncIterator[Callable
     server = identity(authority(), tmp_path, "/cp/coordination")
     person = identity(authority(), tmp_path, "/user/ann")
 
+    servicer: Any = scripted  # it has every method, though nobody can see them
+
     def register(doorway: Any) -> None:
-        pb_grpc.add_CoordinationServiceServicer_to_server(scripted, doorway)
+        pb_grpc.add_CoordinationServiceServicer_to_server(servicer, doorway)
 
     async with serving(COORDINATION, server, register) as up:
         environment = {

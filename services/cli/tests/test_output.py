@@ -8,6 +8,7 @@ from agentctl.coordination.v1 import work_pb2
 
 from .. import items, output
 from ..__main__ import app
+from ..choices import ResultFormat
 
 
 def test_nothing_printed_can_steer_a_terminal(capsys):
@@ -18,7 +19,7 @@ def test_nothing_printed_can_steer_a_terminal(capsys):
         result=b"\x1b]0;owned\x07x",
         result_content_type="text/plain",
     )
-    items.ResultPrinter(items.ResultFormat.TEXT).print(item)
+    items.ResultPrinter(ResultFormat.TEXT).print(item)
     items.describe(item)
     printed = capsys.readouterr().out
     assert "\x1b" not in printed

@@ -69,15 +69,16 @@ async def test_submit_claim_ack_carries_everything(it):
 
 async def test_submit_answers_one_verdict_per_item_in_order(it):
     await it.configure(max_backlog=2)
-    first = work(dedupe_key="k")
+    known, first = work(), work(dedupe_key="k")
+    await it.submit(known)
     await it.submit(first)
+    await it.ack(await it.take())
     stub = await it.stub()
-    other = work(b"other", id=first.id)
-    twin, fits, full = work(dedupe_key="k"), work(), work()
+    other, twin, fits, full = work(b"other", id=known.id), work(dedupe_key="k"), work(), work()
     request = pb.SubmitRequest(queue=QUEUE, items=[first, other, twin, fits, full])
     again, conflict, duplicate, accepted, beyond = (await stub.Submit(request)).verdicts
     assert (again.status, again.item_id) == (pb.SUBMIT_STATUS_ACCEPTED, first.id)
-    assert conflict.status == pb.SUBMIT_STATUS_ID_CONFLICT
+    assert (conflict.status, conflict.item_id) == (pb.SUBMIT_STATUS_ID_CONFLICT, known.id)
     assert (duplicate.status, duplicate.item_id) == (pb.SUBMIT_STATUS_DUPLICATE, first.id)
     assert duplicate.state == READY
     assert (accepted.status, accepted.item_id) == (pb.SUBMIT_STATUS_ACCEPTED, fits.id)

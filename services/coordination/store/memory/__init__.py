@@ -88,9 +88,9 @@ class MemoryStore(Store):
         now = self._now()
         table = self._table
         q = table.queue(queue)
-        before = q.counts[State.READY]
-        verdicts = [table.add(q, new, now) for new in items]
-        self._wake(queue, q.counts[State.READY] - before)
+        touched: Touched = {}
+        verdicts = [table.add(q, new, now, touched) for new in items]
+        self._wake(queue, touched.get(queue, 0))
         return verdicts
 
     async def claim(self, order: ClaimOrder) -> Granted:
@@ -182,16 +182,17 @@ class MemoryStore(Store):
 
     def _ack(self, holder: str, ack: AckOrder, now: int, touched: Touched) -> LeaseVerdict:
         row = self._table.rows.get(ack.id)
-        args = (ack.result, ack.content_type)
-        if row is None or row.token != ack.token or row.holder != holder or row.state.settled:
-            return self._first(row, holder, ack.token, "ack", args)
-        ended = Ended(holder, Lost.UNKNOWN, "ack", args, OK)
+        if row is None or row.token != ack.token or row.holder != holder:
+            return self._lost(row, holder, ack.token)
+        if row.settled_seq:
+            same = row.result == ack.result and row.result_type == ack.content_type
+            return OK if row.state is State.SUCCEEDED and same else self._lost(row, holder, ack.token)
         if row.state is State.LEASED:
-            self._table.let_go(row, ended)
+            self._table.let_go(row, None)
         elif row.ended is not None and row.ended.lost in (Lost.EXPIRED, Lost.MAX_HOLD):
             self._table.withdraw(row)
             row.queue.tidy()
-            row.ended = ended
+            row.ended = None
         else:
             return self._lost(row, holder, ack.token)
         row.result = ack.result

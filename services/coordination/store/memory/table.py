@@ -63,7 +63,8 @@ class Table:
         made = self.queues[name] = Queue(name)
         return made
 
-    def add(self, q: Queue, new: NewItem, now: int) -> SubmitVerdict:
+    def add(self, q: Queue, new: NewItem, now: int, touched: Touched) -> SubmitVerdict:
+        """Add an item, unless its id, its dedupe key or the cap stands against it."""
         if (known := self.rows.get(new.id)) is not None:
             old = known.new
             same = known.queue is q and old.payload == new.payload and old.dedupe_key == new.dedupe_key
@@ -83,7 +84,7 @@ class Table:
         if new.group is not None:
             q.groups.setdefault(new.group, Group()).rows += 1
         q.count(row, 1)
-        self.enter(row, now, {})
+        self.enter(row, now, touched)
         return SubmitVerdict(Submitted.ACCEPTED, new.id)
 
     def enter(self, row: Row, now: int, touched: Touched) -> None:
@@ -112,7 +113,8 @@ class Table:
             q.ready[row.new.priority].append(row)
             touched[q.name] = touched.get(q.name, 0) + 1
         q.counts[row.state] += 1
-        self.arm(row)
+        if row.ready_at or row.expires_at:
+            self.arm(row)
 
     def withdraw(self, row: Row) -> None:
         """Take an unheld, unsettled row from where it stands."""
@@ -149,14 +151,15 @@ class Table:
             request.live += 1
         self.arm(row)
 
-    def let_go(self, row: Row, ended: Ended) -> None:
-        """End the lease of a row, which then stands nowhere."""
+    def let_go(self, row: Row, ended: Ended | None) -> None:
+        """End the lease of a row, which then stands nowhere. None: by an ack, which the row itself tells."""
         row.ended = ended
         row.queue.counts[State.LEASED] -= 1
-        held = self.held[ended.holder]
+        holder = row.holder or ""
+        held = self.held[holder]
         del held[row.new.id]
         if not held:
-            del self.held[ended.holder]
+            del self.held[holder]
         if (request := row.request) is not None:
             row.request = None
             request.live -= 1

@@ -354,9 +354,9 @@ begin
             a.by_holder)
         for update of i
     ), marked as (
-        update item i set cancel_reason = coalesce(i.cancel_reason, h.reason),
-            state = case when h.state = 4 then 4 else 7 end, cause = null, died_at = null, drop_at = null
-        from hit h where i.id = h.id returning i.id
+        update item i set cancel_reason = coalesce(i.cancel_reason, t.reason),
+            state = case when t.state = 4 then 4 else 7 end, cause = null, died_at = null, drop_at = null
+        from hit t where i.id = t.id returning i.id
     ), counted as (
         insert into counter_delta (queue_id, ready, delayed, blocked, dead, settled)
         select queue_id, -count(*) filter (where state = 1), -count(*) filter (where state = 2),
