@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -118,10 +119,12 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    machine = Machine(tmp_path)
-    yield machine
-    machine.close()
+def machine() -> Iterator[Machine]:
+    # Not tmp_path: root's PostgreSQL runs as another user, and pytest shuts its folders to others.
+    with tempfile.TemporaryDirectory(prefix="agentctl-up-", ignore_cleanup_errors=True) as folder:
+        machine = Machine(Path(folder))
+        yield machine
+        machine.close()
 
 
 def test_up_works_and_stops_in_order(machine: Machine) -> None:
@@ -172,9 +175,11 @@ def test_work_of_a_killed_agent_is_finished_by_another(machine: Machine) -> None
     assert machine.children()["summarize-1"]["uid"] != before["uid"]
 
 
+@pytest.mark.postgres
 def test_up_stops_everything_when_coordination_dies(machine: Machine) -> None:
-    plane = machine.up("--store", "memory")
+    plane = machine.up("--store", "embedded")
     machine.ready(plane)
+    machine.pids.add(int((machine.state / "data" / "postmaster.pid").read_text().split()[0]))
     os.kill(machine.children()["coordination"]["pid"], signal.SIGKILL)
     said, _ = plane.communicate(timeout=PATIENCE_SECONDS)
     assert plane.returncode == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -90,7 +91,25 @@ class _Server:
         return make_conninfo(host=lines[4], port=lines[3], user="postgres", dbname="postgres")
 
     def leave(self) -> None:
+        with self._server._lock:  # between processes
+            self._forget_killed_users()
         self._server.cleanup()
+
+    def _forget_killed_users(self) -> None:
+        """The list of users keeps those that were killed, and while it names others nobody stops the server."""
+        users = self._server.pgdata / ".handle_pids.json"
+        pids = json.loads(users.read_text() or "[]") if users.exists() else []
+        users.write_text(json.dumps([pid for pid in pids if _is_running(pid)]))
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _start(data_dir: Path) -> _Server:

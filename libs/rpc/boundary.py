@@ -13,12 +13,11 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import SpanKind, StatusCode
 
 from libs import mesh, pki, telemetry
 from libs.errors import (
@@ -32,27 +31,13 @@ from libs.errors import (
 from libs.identity import Identity, Principal
 
 from .call import Call
-
-DOMAIN = "agentctl.dev"
-"""Whose reasons the ErrorInfo of our statuses holds."""
+from .status import Status, status_of
 
 _log = logging.getLogger(__name__)
 
 _LEAST_SECONDS = 0.002  # with less left, an answer would come too late
-_MESSAGE_BYTES = 1000  # statuses travel in header fields, which peers cap at 8 KiB
-_VIOLATIONS = 10
-_VIOLATION_BYTES = 150
 _WHEN_DRAINING = "/grpc.health.v1.Health/"
 _BEHAVIOURS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """How a call ended; `details` is a serialised google.rpc.Status, empty if there is nothing to add."""
-
-    code: grpc.StatusCode
-    message: str = ""
-    details: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +53,7 @@ class Limits:
 _OK = Status(grpc.StatusCode.OK)
 _LEFT = Status(grpc.StatusCode.CANCELLED, "the caller left")
 _BUG = Status(grpc.StatusCode.INTERNAL, "internal error")
+_OUR_FAULT = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _LATE = DeadlineError("out of time")
 
 
@@ -76,22 +62,6 @@ class LeftError(MeshError):
 
     code = grpc.StatusCode.CANCELLED
     reason = "LEFT"
-
-
-def status_of(error: MeshError) -> Status:
-    """An error as it crosses the wire: its code, its reason, and the fields that are wrong, cut to fit."""
-    message = _cut(str(error), _MESSAGE_BYTES)
-    status = status_pb2.Status(code=error.code.value[0], message=message)
-    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
-    if isinstance(error, InvalidError) and error.violations:
-        violations = list(error.violations.items())[:_VIOLATIONS]
-        request = error_details_pb2.BadRequest()
-        for field, why in violations:
-            request.field_violations.add(
-                field=_cut(field, _VIOLATION_BYTES), description=_cut(why, _VIOLATION_BYTES)
-            )
-        status.details.add().Pack(request)
-    return Status(error.code, message, status.SerializeToString())
 
 
 class Method:
@@ -146,6 +116,9 @@ class Visit(abc.ABC):
     @abc.abstractmethod
     async def write(self, message: bytes) -> None:
         """Hands a message of the answer to the transport."""
+
+    def watch(self) -> None:
+        """The handler waits: from now on, notice it if the caller leaves."""
 
     def interrupt(self, error: MeshError) -> None:
         """Cancels the handler; the call ends with this error. Nothing happens if it has ended."""
@@ -225,6 +198,8 @@ class Doorway:
         ) as span:
             status = await self._through(visit)
             span.set_attribute("rpc.grpc.status_code", status.code.value[0])
+            if status.code in _OUR_FAULT:
+                span.set_status(StatusCode.ERROR, status.message)
             return status
 
     async def _through(self, visit: Visit) -> Status:
@@ -251,8 +226,7 @@ class Doorway:
         except TimeoutError:
             status = status_of(_LATE)
         except asyncio.CancelledError:
-            if visit.error is not None and visit.task is not None:
-                visit.task.uncancel()
+            if visit.error is not None:
                 status = status_of(visit.error)
             elif visit.task is not None and visit.task.cancelling():
                 raise
@@ -263,6 +237,8 @@ class Doorway:
             _log.exception("a handler failed")
             status = _BUG
         finally:
+            if visit.error is not None and visit.task is not None:
+                visit.task.uncancel()
             visit.task = None
             self._live.discard(visit)
             if timer is not None:
@@ -301,6 +277,9 @@ class Doorway:
             elif visit.peer in self._denied:
                 visit.interrupt(UnauthenticatedError(f"{caller} is on the deny list"))
 
+    def watch(self) -> None:
+        """The handler waits: from now on, notice it if the caller leaves."""
+
     def interrupt(self, error: MeshError, which: Callable[[Visit], bool] = lambda _: True) -> None:
         """Ends the calls that are inside with this error."""
         for visit in filter(which, list(self._live)):
@@ -322,7 +301,34 @@ async def _answer(visit: Visit, call: Call) -> None:
         async for response in answer:
             await visit.write(method.serialise(response))
     else:
-        await visit.write(method.serialise(await answer))
+        await visit.write(method.serialise(await _Watched(answer, visit)))
+
+
+class _Watched:
+    """Awaits a handler, and has the caller watched once the handler waits: most end without."""
+
+    __slots__ = ("_steps", "_visit")
+
+    def __init__(self, handler: Coroutine[Any, Any, Any], visit: Visit) -> None:
+        self._steps = handler.__await__()
+        self._visit = visit
+
+    def __await__(self) -> Self:
+        return self
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        waiting = next(self._steps)
+        self._visit.watch()
+        return waiting
+
+    def throw(self, *error: Any) -> Any:
+        return self._steps.throw(*error)
+
+    def close(self) -> None:
+        self._steps.close()
 
 
 async def _requests(visit: Visit) -> AsyncIterator[Any]:
@@ -358,7 +364,3 @@ def _request_id(metadata: Mapping[str, str | bytes]) -> str:
     if (parent := metadata.get("traceparent")) is not None:
         return str(parent)[3:35]  # the trace's id, so that one id finds the lines of all processes
     return f"{random.getrandbits(64):016x}"
-
-
-def _cut(text: str, size: int) -> str:
-    return text.encode(errors="replace")[:size].decode(errors="ignore")

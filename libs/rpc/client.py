@@ -11,29 +11,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
-from google.rpc import error_details_pb2, status_pb2
 from grpc.aio import AioRpcError
 
 from libs import pki, telemetry
-from libs.errors import (
-    ConflictError,
-    DeadlineError,
-    DeniedError,
-    ExhaustedError,
-    InternalError,
-    InvalidError,
-    MeshError,
-    NotFoundError,
-    PreconditionError,
-    UnauthenticatedError,
-    UnavailableError,
-    UnimplementedError,
-)
 from libs.identity import Identity
 from libs.mesh import Component
 
-from .boundary import DOMAIN
 from .rotation import Files
+from .status import error_of
 
 _log = logging.getLogger(__name__)
 
@@ -58,23 +43,6 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 3_000),
 )
-_BY_CODE: dict[grpc.StatusCode, type[MeshError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidError,
-    grpc.StatusCode.OUT_OF_RANGE: InvalidError,
-    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
-    grpc.StatusCode.PERMISSION_DENIED: DeniedError,
-    grpc.StatusCode.NOT_FOUND: NotFoundError,
-    grpc.StatusCode.ABORTED: ConflictError,
-    grpc.StatusCode.ALREADY_EXISTS: ConflictError,
-    grpc.StatusCode.FAILED_PRECONDITION: PreconditionError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: ExhaustedError,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
-    grpc.StatusCode.UNIMPLEMENTED: UnimplementedError,
-    grpc.StatusCode.UNAVAILABLE: UnavailableError,
-    grpc.StatusCode.CANCELLED: UnavailableError,  # not by us: the server or the way to it went away
-    grpc.StatusCode.INTERNAL: InternalError,
-    grpc.StatusCode.DATA_LOSS: InternalError,
-}
 
 
 @asynccontextmanager
@@ -103,20 +71,6 @@ async def dial(
         keeper.cancel()
         await asyncio.wait({keeper})
         await channel.close()
-
-
-def error_of(error: AioRpcError) -> MeshError:
-    """What the other side raised: by its reason if that is one of ours, else by its code."""
-    message = error.details() or error.code().name
-    reason = ""
-    violations: dict[str, str] = {}
-    for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin":
-            reason, violations = _details(value)
-    kind = _by_reason(reason) or _BY_CODE.get(error.code(), MeshError)
-    if issubclass(kind, InvalidError):
-        return kind(message, violations)
-    return kind(message)
 
 
 class Channel(grpc.aio.Channel):
@@ -339,24 +293,3 @@ def _traced(metadata: Any) -> Sequence[tuple[str, str | bytes]] | None:
     carrier: dict[str, str] = {}
     telemetry.inject(carrier)
     return (*(metadata or ()), *carrier.items())
-
-
-def _details(serialised: bytes | str) -> tuple[str, dict[str, str]]:
-    status = status_pb2.Status.FromString(serialised)
-    reason, violations = "", {}
-    for detail in status.details:
-        info, request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
-        if detail.Unpack(info) and info.domain == DOMAIN:
-            reason = info.reason
-        elif detail.Unpack(request):
-            violations = {each.field: each.description for each in request.field_violations}
-    return reason, violations
-
-
-def _by_reason(reason: str) -> type[MeshError] | None:
-    kinds = [MeshError]
-    for kind in kinds:  # grows: breadth first, so that the class that names a reason comes before its heirs
-        if kind.__dict__.get("reason") == reason:
-            return kind
-        kinds.extend(kind.__subclasses__())
-    return None

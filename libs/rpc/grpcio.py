@@ -23,7 +23,7 @@ from .boundary import Doorway, Limits, Method, Visit
 _log = logging.getLogger(__name__)
 
 _MAX_AGE_MS = 3_600_000
-_BURST = 16_384
+_BURST = 16_384  # calls; from 1,000 on, core would cancel some of them
 
 
 class GrpcioFront:
@@ -45,8 +45,8 @@ class GrpcioFront:
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", self._limits.max_message),
                 ("grpc.max_concurrent_streams", self._limits.max_streams),
-                ("grpc.server_max_pending_requests", _BURST),  # above it, core cancels calls at random
-                ("grpc.http.overload_protection", 0),
+                ("grpc.server.max_pending_requests", _BURST),
+                ("grpc.server.max_pending_requests_hard_limit", 2 * _BURST),
                 ("grpc.max_connection_age_ms", _MAX_AGE_MS),
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 10_000),

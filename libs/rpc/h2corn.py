@@ -28,7 +28,8 @@ from libs.errors import (
 )
 from libs.identity import Identity
 
-from .boundary import Doorway, LeftError, Limits, Method, Status, Visit
+from .boundary import Doorway, LeftError, Limits, Method, Visit
+from .status import Status
 
 _TLS_1_3 = 0x0304
 _HEADERS = [(b"content-type", b"application/grpc"), (b"grpc-accept-encoding", b"identity")]
@@ -207,8 +208,8 @@ class Exchange(Visit):
                 raise _LEFT
             self._keep(event.get("body", b""))
             self._ended = not event.get("more_body", False)
-            if self._ended or self.method.asks_many:
-                self._watch()
+            if self.method.asks_many:
+                self.watch()
 
     def _keep(self, body: bytes) -> None:
         if not self._buffer:
@@ -232,10 +233,11 @@ class Exchange(Visit):
         message, self._buffer = bytes(self._buffer[5:end]), self._buffer[end:]
         return message
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
         """Asks for the next event before anybody needs it, since that event may be the caller's leaving."""
-        self._ahead = asyncio.ensure_future(self._receive())
-        self._ahead.add_done_callback(self._noticed)
+        if self._ahead is None:
+            self._ahead = asyncio.ensure_future(self._receive())
+            self._ahead.add_done_callback(self._noticed)
 
     def _noticed(self, ahead: asyncio.Future[dict[str, Any]]) -> None:
         if not ahead.cancelled() and ahead.result()["type"] == "http.disconnect":

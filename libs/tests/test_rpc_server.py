@@ -204,6 +204,23 @@ async def test_drain_interrupts_what_does_not_end(mesh, serve, echo):
             await parked
 
 
+async def test_a_burst_of_calls_is_not_thinned(mesh, served, echo):
+    async with AsyncExitStack() as stack:
+        channels = [
+            await stack.enter_async_context(mesh.dial_as("user", served, own_connection=True))
+            for _ in range(10)
+        ]
+        calls = [
+            asyncio.ensure_future(channels[number % 10].unary_unary("/test.Echo/Wait")(b"x"))
+            for number in range(2000)
+        ]
+        async with asyncio.timeout(20):
+            for _ in calls:
+                await echo.parked.acquire()
+        echo.released.set()
+        assert set(await asyncio.gather(*calls)) == {b"x"}
+
+
 async def test_sigterm_stops(anyio_backend):
     waiting = asyncio.ensure_future(stopped())
     await asyncio.sleep(0)

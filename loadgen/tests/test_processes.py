@@ -30,3 +30,9 @@ def test_a_process_that_is_not_there_has_no_tree():
 
 def test_only_postgres_below_the_folder_counts(tmp_path):
     assert processes.postgres_under(tmp_path) == []
+
+
+def test_the_machine_is_busy_with_what_we_do():
+    before = processes.machine_seconds()
+    subprocess.run([sys.executable, "-c", SPIN], check=True)
+    assert processes.machine_seconds() - before > 0.25

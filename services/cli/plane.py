@@ -162,7 +162,8 @@ class LocalPlane:
 
         with suppress(UnavailableError):
             async with postgres.embedded(self._state.data):
-                self._say("database", "stopped")
+                pass
+            self._say("database", "stopped")
 
     def _child(self, name: str, launch: Callable[[str], Launch], kind: str) -> Child:
         log = self._state.logs / f"{name}.log"

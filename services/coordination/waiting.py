@@ -40,9 +40,12 @@ class Waiter:
 
 
 class Waiting:
-    """All that wait in this process."""
+    """All that wait in this process: at most so many parked claims and watches, and so many of one holder."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, most: int = MAX_PARKED, most_of_holder: int = MAX_PARKED_PER_HOLDER, most_watches: int = MAX_WATCHES
+    ) -> None:
+        self._most, self._most_of_holder, self._most_watches = most, most_of_holder, most_watches
         self.drained = asyncio.Event()  # set: nobody shall wait any more
         self._parked: dict[str, dict[Waiter, None]] = {}  # queue → waiters, the last parked last
         self._holders: dict[str, int] = {}
@@ -100,8 +103,10 @@ class Waiting:
     def waiter(self, queues: Sequence[str], holder: str) -> Iterator[Waiter]:
         """A place to park. ExhaustedError when the holder, or everybody together, has too many."""
         mine = self._holders.get(holder, 0)
-        if mine >= MAX_PARKED_PER_HOLDER or self._parked_total >= MAX_PARKED:
-            raise ExhaustedError(f"too many parked claims (at most {MAX_PARKED_PER_HOLDER} a holder)")
+        if mine >= self._most_of_holder:
+            raise ExhaustedError(f"too many parked claims (at most {self._most_of_holder} a holder)")
+        if self._parked_total >= self._most:
+            raise ExhaustedError(f"too many parked claims (at most {self._most} here)")
         self._holders[holder] = mine + 1
         self._parked_total += 1
         waiter = Waiter(self, queues)
@@ -120,8 +125,8 @@ class Waiting:
     @contextmanager
     def watch(self, queues: frozenset[str] | None) -> Iterator[asyncio.Event]:
         """An event that is set whenever something moves in these queues (None: in any)."""
-        if self._watches_total >= MAX_WATCHES:
-            raise ExhaustedError(f"too many watches (at most {MAX_WATCHES})")
+        if self._watches_total >= self._most_watches:
+            raise ExhaustedError(f"too many watches (at most {self._most_watches})")
         event = asyncio.Event()
         names = ("",) if queues is None else tuple(queues)
         for name in names:

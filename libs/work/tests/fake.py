@@ -97,6 +97,8 @@ class FakeCoordination(pb_grpc.CoordinationServiceServicer):
         await self._enter("Claim", request)
         if self.claims_denied:
             raise DeniedError("not yours")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         response = self._grant(request)
         wait = request.wait.ToTimedelta().total_seconds()
         if not response.grants and wait:
@@ -104,6 +106,7 @@ class FakeCoordination(pb_grpc.CoordinationServiceServicer):
                 async with asyncio.timeout(wait), self.moved:
                     await self.moved.wait_for(lambda: self.ready)
                     response = self._grant(request)
+                    response.waited.FromMilliseconds(int((loop.time() - began) * 1000))
             except TimeoutError:
                 pass
         return await self._leave("Claim", response)

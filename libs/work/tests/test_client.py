@@ -21,6 +21,7 @@ from libs.work import (
     Work,
     new_id,
 )
+from libs.work.task import clock
 
 from .fake import FakeCoordination
 
@@ -152,6 +153,18 @@ async def test_a_claim_that_does_not_wait_does_not_queue_behind_one_that_does(
     async with asyncio.timeout(1):
         assert await client.claim([QUEUE]) == []
     parked.cancel()
+
+
+async def test_a_lease_does_not_run_while_its_claim_is_parked(
+    client: Client, server: FakeCoordination
+) -> None:
+    server.lease = 0.3
+    claim = asyncio.create_task(client.claim([QUEUE], wait=SOON))
+    await server.until(lambda: server.of("Claim"))
+    await asyncio.sleep(server.lease)
+    await client.submit(QUEUE, Work(b"late"))
+    (task,) = await claim
+    assert server.lease / 2 < task.deadline - clock() <= server.lease
 
 
 async def test_an_empty_wait_ends_empty(client: Client, server: FakeCoordination) -> None:

@@ -200,7 +200,7 @@ async def test_watch_of_a_group_ends_when_all_is_settled(agentctl, scripted):
 
 async def test_watch_of_a_queue_ends_when_it_is_empty(agentctl, scripted):
     empty = work_pb2.Queue(name="demo/q")
-    scripted.answers["GetQueues"] = [pb.GetQueuesResponse(queues=[QUEUE])]
+    scripted.answers["GetQueues"] = [pb.GetQueuesResponse(queues=[each]) for each in (QUEUE, empty)]
     scripted.answers["ListItems"] = [pb.ListItemsResponse()]
     scripted.answers["WatchQueues"] = [
         pb.WatchQueuesResponse(queues=[QUEUE]),

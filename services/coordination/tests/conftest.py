@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -200,6 +202,12 @@ def anyio_backend() -> tuple[str, dict[str, object]]:
     return "asyncio", {"use_uvloop": True}
 
 
+@pytest.fixture(scope="session")
+async def one_loop() -> AsyncIterator[None]:
+    """Keeps one event loop for all tests: grpc.aio's poller may still speak to one that was closed."""
+    yield
+
+
 @pytest.fixture
 def wakes() -> Wakes:
     return Wakes()
@@ -212,10 +220,12 @@ async def memory_store(wakes: Wakes) -> AsyncIterator[Store]:
 
 
 @pytest.fixture(scope="session")
-async def dsn(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+async def dsn() -> AsyncIterator[str]:
     """One server and one database for all tests: each has a namespace of its own in it."""
-    async with embedded(tmp_path_factory.mktemp("postgres")) as dsn:
-        yield dsn
+    # Not under pytest's own folder: a server started by root runs as another user, who may not enter that.
+    with TemporaryDirectory(prefix="agentctl-test-", ignore_cleanup_errors=True) as folder:
+        async with embedded(Path(folder) / "data") as dsn:
+            yield dsn
 
 
 @pytest.fixture

@@ -62,6 +62,7 @@ class Plane:
     served: Serving
     store: Store
     waiting: Waiting
+    servicer: Coordination
     _stack: AsyncExitStack
     _channels: dict[tuple[str, str], Channel] = field(default_factory=dict)
 
@@ -170,10 +171,13 @@ async def in_memory(wake: Wake) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def plane(
-    folder: Path, front: str, open_store: Callable[[Wake], AbstractAsyncContextManager[Store]] = in_memory
+    folder: Path,
+    front: str,
+    open_store: Callable[[Wake], AbstractAsyncContextManager[Store]] = in_memory,
+    waiting: Waiting | None = None,
 ) -> AsyncIterator[Plane]:
-    """A plane that is up while the block runs."""
-    waiting = Waiting()
+    """A plane that is up while the block runs. It goes away under its clients' feet."""
+    waiting = waiting or Waiting()
     mesh = Mesh(folder)
     async with AsyncExitStack() as clients:
         async with open_store(waiting.wake) as store, anyio.create_task_group() as tasks:
@@ -187,7 +191,7 @@ async def plane(
                 front=front,
                 on_drain=[waiting.drain],
             ) as served:
-                yield Plane(mesh, served, store, waiting, clients)
+                yield Plane(mesh, served, store, waiting, servicer, clients)
 
 
 async def _finish(coroutine: Coroutine[object, object, None]) -> None:

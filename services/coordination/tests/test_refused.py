@@ -27,6 +27,8 @@ OVERFULL = Duration(nanos=2_000_000_000)
 ABSURD = Duration(seconds=2**62)
 MIB = 1 << 20
 
+pytestmark = pytest.mark.usefixtures("one_loop")
+
 
 @pytest.fixture(params=FRONTS, scope="module")
 async def it(request, tmp_path_factory):

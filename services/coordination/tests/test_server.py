@@ -23,6 +23,8 @@ LEASED, SUCCEEDED = work_pb2.WORK_STATE_LEASED, work_pb2.WORK_STATE_SUCCEEDED
 DEAD, CANCELED = work_pb2.WORK_STATE_DEAD, work_pb2.WORK_STATE_CANCELED
 OK, LOST, SETTLED = pb.LEASE_STATUS_OK, pb.LEASE_STATUS_LOST, pb.LEASE_STATUS_SETTLED
 
+pytestmark = pytest.mark.usefixtures("one_loop")
+
 
 @pytest.fixture(params=FRONTS)
 async def it(tmp_path, request):

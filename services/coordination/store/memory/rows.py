@@ -117,7 +117,7 @@ class Row:
         return self.ended if self.token == token else self.past.get(token) if self.past else None
 
     def in_scope(self, scope: Scope) -> bool:
-        return scope.sees(self.queue.name, self.new.submitter, self.holder)
+        return scope.sees(self.queue.name, self.new.submitter, self._holder())
 
     def matches(self, matching: ItemFilter) -> bool:
         """Whether all that is set in the filter, states apart, holds."""
@@ -144,7 +144,7 @@ class Row:
         return Item(
             id=new.id, queue=self.queue.name, state=state, priority=new.priority, attempt=self.attempt,
             max_attempts=new.max_attempts, submitter=new.submitter,
-            holder=self.holder if state is State.LEASED or state.settled else None,
+            holder=self._holder(),
             labels=new.labels, group=new.group, dedupe_key=new.dedupe_key, ordering_key=new.ordering_key,
             content_type=new.content_type, payload_size=len(new.payload),
             payload=new.payload if with_payload else None,
@@ -155,6 +155,10 @@ class Row:
             settled_ago_ms=now - self.settled_at if state.settled else None,
             dead_cause=self.dead_cause, cancel_reason=self.cancel_reason,
         )  # fmt: skip
+
+    def _holder(self) -> str | None:
+        """Who holds it, or held it when it settled."""
+        return self.holder if self.state is State.LEASED or self.state.settled else None
 
     def _failures(self, now: int) -> tuple[Failure, ...]:
         if self.failures is None:

@@ -169,7 +169,7 @@ begin
         returning a.n, ms_1(i.lease_until - now_) as left_ms, i.cancel_reason is not null as cancel
     )
     select coalesce(array_agg(r.n), '{}'), array_agg(r.left_ms), array_agg(r.cancel) into done, lefts, cancels from renewed r;
-    return query select r.n, 1, null::int, null::int, r.left_ms, r.cancel, null::text
+    return query select r.n::int, 1, null::int, null::int, r.left_ms, r.cancel, null::text
         from unnest(done, lefts, cancels) r(n, left_ms, cancel);
     if cardinality(done) < cardinality(ids) then
         return query select f.* from unnest(ids, tokens, holders) with ordinality a(id, token, holder, n)
@@ -258,7 +258,7 @@ begin
     if keyed is not null then
         lowest := least(base, promote_1(locked.qs, locked.keys));
     end if;
-    return query select u.n, 1, null::int, case when u.outcome > 2 then u.outcome end, u.delay, false, null::text
+    return query select u.n::int, 1, null::int, case when u.outcome > 2 then u.outcome end, u.delay, false, null::text
         from unnest(h.n, h.outcomes, h.delays) u(n, outcome, delay);
     return query select f.* from unnest(ids, tokens, holders, errors, retryables, afters) with ordinality
             a(id, token, holder, error, retryable, after, n)
@@ -303,7 +303,7 @@ begin
     if keyed is not null then
         lowest := least(base, promote_1(locked.qs, locked.keys));
     end if;
-    return query select u.n, 1, null::int, case when u.outcome > 2 then u.outcome end, null::int8, false, null::text
+    return query select u.n::int, 1, null::int, case when u.outcome > 2 then u.outcome end, null::int8, false, null::text
         from unnest(h.n, h.outcomes) u(n, outcome);
     return query select f.* from unnest(ids, tokens, holders) with ordinality a(id, token, holder, n)
         cross join lateral fate_1(a.n::int, a.id, a.token, a.holder, 'release', null) f where a.n <> all (h.n);
@@ -373,7 +373,7 @@ begin
     if locked.qs is not null then
         lowest := promote_1(locked.qs, locked.keys);
     end if;
-    return query select u.n, case when u.state = 4 then 2 else 1 end, null::int, case when u.state = 4 then 4 else 7 end,
+    return query select u.n::int, case when u.state = 4 then 2 else 1 end, null::int, case when u.state = 4 then 4 else 7 end,
         null::int8, false, null::text from unnest(h.n, h.states) u(n, state);
     return query
         select a.n::int, case s.state when 7 then 1 when 5 then 3 else 4 end, null::int, s.state::int, null::int8, false,
@@ -452,7 +452,7 @@ begin
     if locked.qs is not null then
         lowest := least(base, promote_1(locked.qs, locked.keys));
     end if;
-    return query select u.n, case when u.id = any (back) then 1 else 2 end, null::int, null::int, null::int8, false, u.id::text
+    return query select u.n::int, case when u.id = any (back) then 1 else 2 end, null::int, null::int, null::int8, false, u.id::text
         from unnest(h.n, h.ids) u(n, id);
     return query select * from wakes_1(h.qs, lowest);
 end $$;

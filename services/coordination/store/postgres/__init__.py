@@ -13,7 +13,6 @@ import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, LiteralString
 
@@ -377,5 +376,4 @@ def _space(queue: str) -> str:
 
 
 def _key(holder: str, request_id: str) -> int:
-    digest = blake2b(f"{holder}\0{request_id}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
+    return verbs.digest(f"{holder}\0{request_id}".encode())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 from ...work import (
@@ -55,6 +55,11 @@ class Claiming:
 Granting = tuple[list[Grant], bool] | None
 
 
+def digest(data: bytes) -> int:
+    """64 bits to tell contents apart by."""
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big", signed=True)
+
+
 def submit(woken: Woken) -> Verb[Submission, SubmitVerdict]:
     def keys(entry: Submission) -> tuple[Hashable, ...]:
         new = entry.new
@@ -75,7 +80,7 @@ def submit(woken: Woken) -> Verb[Submission, SubmitVerdict]:
             int8s([new.expires_in_ms or None for new in news]),
             int4s([new.max_attempts for new in news]),
             int4s([len(new.payload) for new in news]),
-            int8s([zlib.crc32(new.payload) for new in news]),
+            int8s([digest(new.payload) for new in news]),
             texts([new.submitter for new in news]),
             given([new.group for new in news]),
             given([new.dedupe_key for new in news]),
