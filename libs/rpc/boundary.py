@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -116,9 +116,6 @@ class Visit(abc.ABC):
     @abc.abstractmethod
     async def write(self, message: bytes) -> None:
         """Hands a message of the answer to the transport."""
-
-    def watch(self) -> None:
-        """The handler waits: from now on, notice it if the caller leaves."""
 
     def interrupt(self, error: MeshError) -> None:
         """Cancels the handler; the call ends with this error. Nothing happens if it has ended."""
@@ -277,9 +274,6 @@ class Doorway:
             elif visit.peer in self._denied:
                 visit.interrupt(UnauthenticatedError(f"{caller} is on the deny list"))
 
-    def watch(self) -> None:
-        """The handler waits: from now on, notice it if the caller leaves."""
-
     def interrupt(self, error: MeshError, which: Callable[[Visit], bool] = lambda _: True) -> None:
         """Ends the calls that are inside with this error."""
         for visit in filter(which, list(self._live)):
@@ -301,34 +295,7 @@ async def _answer(visit: Visit, call: Call) -> None:
         async for response in answer:
             await visit.write(method.serialise(response))
     else:
-        await visit.write(method.serialise(await _Watched(answer, visit)))
-
-
-class _Watched:
-    """Awaits a handler, and has the caller watched once the handler waits: most end without."""
-
-    __slots__ = ("_steps", "_visit")
-
-    def __init__(self, handler: Coroutine[Any, Any, Any], visit: Visit) -> None:
-        self._steps = handler.__await__()
-        self._visit = visit
-
-    def __await__(self) -> Self:
-        return self
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        waiting = next(self._steps)
-        self._visit.watch()
-        return waiting
-
-    def throw(self, *error: Any) -> Any:
-        return self._steps.throw(*error)
-
-    def close(self) -> None:
-        self._steps.close()
+        await visit.write(method.serialise(await answer))
 
 
 async def _requests(visit: Visit) -> AsyncIterator[Any]:

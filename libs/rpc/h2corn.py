@@ -208,8 +208,8 @@ class Exchange(Visit):
                 raise _LEFT
             self._keep(event.get("body", b""))
             self._ended = not event.get("more_body", False)
-            if self.method.asks_many:
-                self.watch()
+            if self._ended or self.method.asks_many:
+                self._watch()
 
     def _keep(self, body: bytes) -> None:
         if not self._buffer:
@@ -233,11 +233,10 @@ class Exchange(Visit):
         message, self._buffer = bytes(self._buffer[5:end]), self._buffer[end:]
         return message
 
-    def watch(self) -> None:
+    def _watch(self) -> None:
         """Asks for the next event before anybody needs it, since that event may be the caller's leaving."""
-        if self._ahead is None:
-            self._ahead = asyncio.ensure_future(self._receive())
-            self._ahead.add_done_callback(self._noticed)
+        self._ahead = asyncio.ensure_future(self._receive())
+        self._ahead.add_done_callback(self._noticed)
 
     def _noticed(self, ahead: asyncio.Future[dict[str, Any]]) -> None:
         if not ahead.cancelled() and ahead.result()["type"] == "http.disconnect":

@@ -102,11 +102,13 @@ async def run(settings: Settings) -> None:
 
 def main() -> None:
     if sys.argv[1:]:
-        sys.exit(f"coordination: configured by the environment only\n\n{describe(Settings, 'COORDINATION_')}")
+        sys.stderr.write(f"configured by the environment only\n\n{describe(Settings, 'COORDINATION_')}\n")
+        sys.exit(0 if sys.argv[1:] == ["--help"] else 2)
     try:
         settings = load(Settings, "COORDINATION_")
     except SettingsError as error:
-        sys.exit(f"coordination: {error}")
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)  # requests make no cycles; collecting often costs a tenth of a core
     uvloop.run(run(settings))

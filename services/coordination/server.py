@@ -180,30 +180,34 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
             if request.queue or request.group:
                 raise wire.invalid("item_ids", "cannot stand together with queue or group")
             ids = frozenset(wire.ids_from_pb(request.item_ids, "item_ids"))
-            await self._must_exist(ids, access)
+            queues = await self._queues_of(ids, access)
         else:
             queue = await self._visible(request.queue, access)
+            queues = frozenset({queue})
         group = wire.text(request.group, "group", 256) or None
         look = partial(self._store.results, queue=queue, group=group, ids=ids, scope=access.scope)
         cursor = request.cursor
-        with self._waiting.watch(None if ids else frozenset({queue})) as moved:
+        with self._waiting.watch(queues) as moved:
             while True:
                 moved.clear()
                 self._waiting.check()
                 ends = bool(ids) or not request.follow
                 over = ends and await self._all_settled(queue, group, ids, access)
-                items, cursor = await self._page(look, cursor)
+                results, items = await self._page(look, cursor)
+                cursor = results.cursor
                 if items:
                     yield pb.WatchResultsResponse(results=items, cursor=cursor)
-                elif over:
+                elif over and not results.held_back:
                     return
                 else:
                     await _signal(moved, _POLL)
 
-    async def _must_exist(self, ids: frozenset[str], access: Access) -> None:
-        found = {item.id for item in await self._store.items(sorted(ids), access.scope)}
-        if missing := sorted(ids - found):
+    async def _queues_of(self, ids: frozenset[str], access: Access) -> frozenset[str]:
+        """The queues of these items, each of which must be there for the caller."""
+        found = {item.id: item.queue for item in await self._store.items(sorted(ids), access.scope)}
+        if missing := sorted(ids - found.keys()):
             raise NotFoundError(f"{len(missing)} of these items not found, the first is {missing[0]}")
+        return frozenset(found.values())
 
     async def _all_settled(self, queue: str, group: str | None, ids: frozenset[str], access: Access) -> bool:
         if ids:
@@ -213,14 +217,14 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
 
     async def _page(
         self, look: Callable[..., Coroutine[object, object, Results]], cursor: str
-    ) -> tuple[list[work_pb2.Item], str]:
-        """Results that fit an answer, and the cursor behind them."""
+    ) -> tuple[Results, list[work_pb2.Item]]:
+        """Results that fit an answer, in both forms."""
         limit = _RESULTS_PAGE
         while True:
             results = await look(cursor=cursor, limit=limit)
             items = [wire.item_to_pb(item) for item in results.items]
             if limit == 1 or _fits(items):
-                return items, results.cursor
+                return results, items
             limit = max(1, limit // 4)
 
     # --- Queues ---

@@ -43,7 +43,10 @@ class Waiting:
     """All that wait in this process: at most so many parked claims and watches, and so many of one holder."""
 
     def __init__(
-        self, most: int = MAX_PARKED, most_of_holder: int = MAX_PARKED_PER_HOLDER, most_watches: int = MAX_WATCHES
+        self,
+        most: int = MAX_PARKED,
+        most_of_holder: int = MAX_PARKED_PER_HOLDER,
+        most_watches: int = MAX_WATCHES,
     ) -> None:
         self._most, self._most_of_holder, self._most_watches = most, most_of_holder, most_watches
         self.drained = asyncio.Event()  # set: nobody shall wait any more

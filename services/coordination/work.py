@@ -388,10 +388,12 @@ class Purged:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Settled items in settle order, and the cursor behind them."""
+    """Settled items in settle order, and the cursor behind them. `held_back`: none is told, but some have
+    settled already and will be."""
 
     items: tuple[Item, ...]
     cursor: str
+    held_back: bool = False
 
 
 def amend(policy: Policy, changes: Mapping[str, object]) -> Policy:

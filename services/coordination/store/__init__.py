@@ -150,8 +150,8 @@ class Store(ABC):
     ) -> Results:
         """Items settled (SUCCEEDED, DEAD or CANCELED) after `cursor` ("": from the beginning), in settle
         order: of a queue, of a group of it, or with these ids (queue ""). None is ever skipped: what a
-        running transaction may still settle comes later, never before a cursor given out. InvalidError: a
-        cursor not ours.
+        running transaction may still settle comes later, never before a cursor given out; what must wait for
+        that is `held_back`. InvalidError: a cursor not ours.
         """
 
     @abstractmethod

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from uuid import uuid4
 
 import anyio
+import psycopg
 import pytest
 
 from libs.postgres import embedded
 
 from ..store import Store
 from ..store.memory import MemoryStore
+from ..store.postgres import PostgresStore
 from ..work import (
     AckOrder,
     ClaimOrder,
@@ -39,6 +41,7 @@ pytest.register_assert_rewrite("services.coordination.tests.reference")
 T = TypeVar("T")
 
 ALL = Scope()
+LONGEST_CALL = 15  # seconds; far above every timeout of a store
 PRODUCER = "spiffe://test.example/ns/team/producer/intake"
 
 
@@ -106,6 +109,8 @@ class Queue:
     async def ask(self, most: int = 1, **changes: Any) -> Granted:
         """Claim, as ANNA unless told otherwise, for a minute unless told otherwise."""
         asked = {"queue": self.name, "holder": ANNA, "max_items": most, "max_bytes": 1 << 20}
+        if "request_id" in changes:  # these are of the holder, and the holders of all tests are the same
+            changes["request_id"] = f"{self.namespace}-{changes['request_id']}"
         return await self.store.claim(ClaimOrder(**{**asked, "lease_ms": 60_000, **changes}))
 
     async def claim(self, most: int = 1, **changes: Any) -> list[Grant]:
@@ -176,12 +181,28 @@ class Queue:
         return found
 
 
+class Prompt:
+    """A store whose calls must answer in time: a call that hangs is an error of its test, not of all."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, verb: str) -> Callable[..., Awaitable[Any]]:
+        call = getattr(self._store, verb)
+
+        async def prompt(*args: Any, **options: Any) -> Any:
+            with anyio.fail_after(LONGEST_CALL):
+                return await call(*args, **options)
+
+        return prompt
+
+
 @asynccontextmanager
 async def running(store: Store) -> AsyncIterator[Store]:
     """The store with its clockwork going; an error in there is an error of the test."""
     clockwork = asyncio.create_task(store.run())
     try:
-        yield store
+        yield cast(Store, Prompt(store))
     finally:
         clockwork.cancel()
         with suppress(asyncio.CancelledError):
@@ -191,10 +212,8 @@ async def running(store: Store) -> AsyncIterator[Store]:
 @asynccontextmanager
 async def opened(dsn: str, wakes: Wakes) -> AsyncIterator[Store]:
     """One replica on that database, with its clockwork going."""
-    from ..store.postgres import PostgresStore
-
-    async with PostgresStore.open(dsn, wakes) as store, running(store):
-        yield store
+    async with PostgresStore.open(dsn, wakes) as store, running(store) as prompt:
+        yield prompt
 
 
 @pytest.fixture(scope="session")
@@ -205,11 +224,12 @@ def anyio_backend() -> tuple[str, dict[str, object]]:
 @pytest.fixture(scope="session")
 async def one_loop() -> AsyncIterator[None]:
     """Keeps one event loop for all tests: grpc.aio's poller may still speak to one that was closed."""
-    yield
+    yield  # noqa: PT022  (the loop lasts as long as this)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def wakes() -> Wakes:
+    """Hears the stores of all tests: clear it before you listen."""
     return Wakes()
 
 
@@ -219,19 +239,35 @@ async def memory_store(wakes: Wakes) -> AsyncIterator[Store]:
         yield store
 
 
-@pytest.fixture(scope="session")
-async def dsn() -> AsyncIterator[str]:
-    """One server and one database for all tests: each has a namespace of its own in it."""
+@contextmanager
+def data_folder() -> Iterator[Path]:
+    """Where a server of a test may keep its data."""
     # Not under pytest's own folder: a server started by root runs as another user, who may not enter that.
     with TemporaryDirectory(prefix="agentctl-test-", ignore_cleanup_errors=True) as folder:
-        async with embedded(Path(folder) / "data") as dsn:
+        yield Path(folder) / "data"
+
+
+@pytest.fixture(scope="session")
+async def dsn() -> AsyncIterator[str]:
+    """One PostgreSQL and one database for all tests: each has a namespace of its own in it."""
+    with data_folder() as folder:
+        async with embedded(folder) as dsn:
+            async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+                await connection.execute("ALTER SYSTEM SET fsync = off")  # no test here cuts the power
+                await connection.execute("SELECT pg_reload_conf()")
             yield dsn
 
 
+@pytest.fixture(scope="session")
+async def two_stores(wakes: Wakes, dsn: str) -> AsyncIterator[tuple[Store, Store]]:
+    """Two replicas on one database; `wakes` hears both. Opened once: that takes longer than most tests."""
+    async with opened(dsn, wakes) as a, opened(dsn, wakes) as b:
+        yield a, b
+
+
 @pytest.fixture
-async def postgres_store(wakes: Wakes, dsn: str) -> AsyncIterator[Store]:
-    async with opened(dsn, wakes) as store:
-        yield store
+def postgres_store(two_stores: tuple[Store, Store]) -> Store:
+    return two_stores[0]
 
 
 @pytest.fixture(
@@ -242,13 +278,6 @@ async def postgres_store(wakes: Wakes, dsn: str) -> AsyncIterator[Store]:
 )
 def store(request: pytest.FixtureRequest) -> Store:
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-async def two_stores(wakes: Wakes, dsn: str) -> AsyncIterator[tuple[Store, Store]]:
-    """Two replicas on one database; `wakes` hears both."""
-    async with opened(dsn, wakes) as a, opened(dsn, wakes) as b:
-        yield a, b
 
 
 @pytest.fixture

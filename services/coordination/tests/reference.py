@@ -27,6 +27,7 @@ from ..work import (
     FailOrder,
     Granted,
     Held,
+    Item,
     ItemFilter,
     Lease,
     LeaseVerdict,
@@ -358,17 +359,24 @@ class Reference:
     # What a look must show
 
     def shown(self) -> dict[str, tuple[object, ...]]:
+        things = self.things.values()
         return {
-            id: (
-                self.state(t),
-                t.attempt,
-                t.holder if t.state is State.LEASED else None,
-                t.failures,
-                t.cause,
-                t.result,
-            )
-            for id, t in self.things.items()
+            t.new.id: _seen(self.state(t), t.attempt, t.holder, t.failures, t.cause, t.result) for t in things
         }
 
     def counts(self, queue: str) -> Counter[State]:
         return Counter(self.state(t) for t in self.of(queue))
+
+
+def seen(item: Item) -> tuple[object, ...]:
+    """What an item that a store shows has in common with what is known here."""
+    holder, failures = item.holder or "", len(item.failures)
+    return _seen(item.state, item.attempt, holder, failures, item.dead_cause, item.result)
+
+
+def _seen(
+    state: State, attempt: int, holder: str, failures: int, cause: DeadCause | None, result: bytes
+) -> tuple[object, ...]:
+    if state is State.CANCELED:  # whether its last lease counted is of no interest any more
+        attempt = 0
+    return state, attempt, holder if state is State.LEASED else "", failures, cause, result

@@ -104,12 +104,14 @@ class Plane:
     ) -> pb.LeaseVerdict:
         stub = await self.stub(role)
         request = pb.AckRequest(acks=[ack(grant, result, **fields)])
-        return (await stub.Ack(request)).verdicts[0]
+        verdict: pb.LeaseVerdict = (await stub.Ack(request)).verdicts[0]
+        return verdict
 
     async def fail(self, grant: work_pb2.Grant, *, role: str = AGENT, **fields: Any) -> pb.LeaseVerdict:
         stub = await self.stub(role)
         failure = pb.LeaseFailure(item_id=grant.item_id, token=grant.token, error="boom", **fields)
-        return (await stub.Fail(pb.FailRequest(failures=[failure]))).verdicts[0]
+        verdict: pb.LeaseVerdict = (await stub.Fail(pb.FailRequest(failures=[failure]))).verdicts[0]
+        return verdict
 
     async def dead(self, **fields: Any) -> str:
         """The id of a new item that died of a terminal error. The queue must be empty else."""
@@ -121,15 +123,18 @@ class Plane:
     async def configure(self, queue: str = QUEUE, **policy: Any) -> work_pb2.Queue:
         stub = await self.stub(ROOT)
         request = pb.ConfigureQueueRequest(queue=queue, policy=work_pb2.QueuePolicy(**policy))
-        return (await stub.ConfigureQueue(request)).queue
+        configured: work_pb2.Queue = (await stub.ConfigureQueue(request)).queue
+        return configured
 
     async def item(self, id: str) -> work_pb2.Item:
         stub = await self.stub(ROOT)
-        return (await stub.GetItems(pb.GetItemsRequest(item_ids=[id]))).items[0]
+        item: work_pb2.Item = (await stub.GetItems(pb.GetItemsRequest(item_ids=[id]))).items[0]
+        return item
 
     async def queue(self, name: str = QUEUE) -> work_pb2.Queue:
         stub = await self.stub(ROOT)
-        return (await stub.GetQueues(pb.GetQueuesRequest(queues=[name]))).queues[0]
+        queue: work_pb2.Queue = (await stub.GetQueues(pb.GetQueuesRequest(queues=[name]))).queues[0]
+        return queue
 
     async def everything(self) -> list[work_pb2.Queue]:
         """All queues without what moves by itself."""
@@ -176,22 +181,34 @@ async def plane(
     open_store: Callable[[Wake], AbstractAsyncContextManager[Store]] = in_memory,
     waiting: Waiting | None = None,
 ) -> AsyncIterator[Plane]:
-    """A plane that is up while the block runs. It goes away under its clients' feet."""
+    """A plane that is up while the block runs."""
+    async with AsyncExitStack() as clients, draining(folder, front, clients, open_store, waiting) as plane_:
+        yield plane_
+
+
+@asynccontextmanager
+async def draining(
+    folder: Path,
+    front: str,
+    clients: AsyncExitStack,
+    open_store: Callable[[Wake], AbstractAsyncContextManager[Store]] = in_memory,
+    waiting: Waiting | None = None,
+) -> AsyncIterator[Plane]:
+    """A plane that ends with the block, while its clients end with that stack."""
     waiting = waiting or Waiting()
     mesh = Mesh(folder)
-    async with AsyncExitStack() as clients:
-        async with open_store(waiting.wake) as store, anyio.create_task_group() as tasks:
+    async with open_store(waiting.wake) as store, anyio.create_task_group() as tasks:
 
-            def background(coroutine: Coroutine[object, object, None]) -> None:
-                tasks.start_soon(_finish, coroutine)
+        def background(coroutine: Coroutine[object, object, None]) -> None:
+            tasks.start_soon(_finish, coroutine)
 
-            servicer = Coordination(store, waiting, background)
-            async with mesh.serve(
-                lambda server: pb_grpc.add_CoordinationServiceServicer_to_server(servicer, server),
-                front=front,
-                on_drain=[waiting.drain],
-            ) as served:
-                yield Plane(mesh, served, store, waiting, servicer, clients)
+        servicer = Coordination(store, waiting, background)
+        async with mesh.serve(
+            lambda server: pb_grpc.add_CoordinationServiceServicer_to_server(servicer, server),
+            front=front,
+            on_drain=[waiting.drain],
+        ) as served:
+            yield Plane(mesh, served, store, waiting, servicer, clients)
 
 
 async def _finish(coroutine: Coroutine[object, object, None]) -> None:

@@ -71,7 +71,7 @@ async def test_an_agent_reaches_the_queues_of_its_fleet_only(it, role, namespace
             stub.Explain(pb.ExplainRequest(queue=QUEUE)),
             stub.WatchResults(pb.WatchResultsRequest(queue=QUEUE)).read(),
         ):
-            with pytest.raises(NotFoundError, match="^no queue demo/docs$"):
+            with pytest.raises(NotFoundError, match=r"^no queue demo/docs$"):
                 await call
         for call in (
             stub.Explain(pb.ExplainRequest(item_id=id)),
@@ -165,7 +165,7 @@ async def test_queues_are_listed_within_a_namespace_and_everywhere_for_those_abo
         assert await names(role) == everything
         assert await names(role, namespace="other") == everything[2:]
     assert await names("user", queues=everything) == everything[:2]
-    with pytest.raises(NotFoundError, match="^no namespace other$"):
+    with pytest.raises(NotFoundError, match=r"^no namespace other$"):
         await names("user", namespace="other")
 
 

@@ -266,7 +266,9 @@ async def test_redrive_can_be_paced_and_limited(it):
 
 
 async def test_queues_are_configured_and_show_every_number(it):
-    queue = await it.configure(max_attempts=3, default_lease=seconds(7), agents=work_pb2.AgentList(names=["x"]))
+    queue = await it.configure(
+        max_attempts=3, default_lease=seconds(7), agents=work_pb2.AgentList(names=["x"])
+    )
     assert (queue.policy.max_attempts, queue.policy.default_lease.seconds) == (3, 7)
     assert (queue.policy.max_lease.seconds, list(queue.policy.agents.names)) == (3600, ["x"])
     await it.dead()

@@ -36,7 +36,7 @@ from ..work import (
     State,
 )
 from .conftest import ALL, ANNA, BEN, PRODUCER, Wakes
-from .reference import NO_JITTER, Reference
+from .reference import NO_JITTER, Reference, seen
 
 HOLDERS = (ANNA, BEN)
 QUEUES = ("halt", "skip")
@@ -91,9 +91,9 @@ class Run:
                 news = [replace(new, payload=b"other") if other else new for new, other in drawn]
                 return Call(verb, (queue, news))
             case "claim":
-                request = f"r{pick % 3}" if flag else None
+                request = self.namespace if flag else None
                 order = ClaimOrder(queue, HOLDERS[pick // 2 % 2], 1 + len(many), 1 << 20, self.lease_ms,
-                                   request, pick // 4 % 2, "a" if pick % 11 == 10 else None)  # fmt: skip
+                                   request, int(pick % 9 == 8), "a" if pick % 11 == 10 else None)  # fmt: skip
                 return Call(verb, (order,))
             case "renew":
                 return Call(verb, (holder, leases, self.lease_ms))
@@ -112,7 +112,7 @@ class Run:
                 ids = [self._item(pick, n).id for n in many or [pick]]
                 return Call(verb, (ids, "no", ALL))
             case "pause":
-                return Call(verb, (queue,), {"paused": flag and pick % 3 == 0})
+                return Call(verb, (queue,), {"paused": flag})
             case "redrive":  # under SKIP the place of a redriven item is the store's choice
                 return Call(verb, (f"{self.namespace}/halt", ItemFilter()), {"limit": 1000, "per_second": 0})
             case _:
@@ -171,8 +171,7 @@ class Run:
     async def looked_at(self) -> None:
         """The state shown is that of a world, by items and by counters."""
         found = await self.stores[-1].items([new.id for new in self.items], ALL)
-        shown = {i.id: (i.state, i.attempt, i.holder if i.state is State.LEASED else None, len(i.failures),
-                        i.dead_cause, i.result) for i in found}  # fmt: skip
+        shown = {i.id: seen(i) for i in found}
         assert shown in [world.shown() for world in self.worlds], (shown, self.worlds[0].shown())
         for stats in await self.stores[0].queues(None, self.namespace):
             counted = (stats.ready, stats.delayed, stats.blocked, stats.leased, stats.dead)
@@ -183,13 +182,13 @@ class Run:
 
 verbs = st.sampled_from(
     ["submit"] * 4 + ["claim"] * 5 + ["ack"] * 2 + ["fail"] * 2
-    + ["renew", "release", "take_back", "cancel", "pause", "redrive", "purge"]
+    + ["renew", "release", "take_back", "cancel", "cancel", "pause", "redrive", "purge"]
 )  # fmt: skip
 templates = st.tuples(verbs, st.integers(0, 99), st.lists(st.integers(0, 99), max_size=3), st.booleans())
 steps = st.one_of(
     st.just(("nothing", None)),
-    st.tuples(st.just("call"), st.lists(templates, min_size=1, max_size=1)),
-    st.tuples(st.just("call"), st.lists(templates, min_size=1, max_size=1)),
+    st.tuples(st.just("call"), templates),
+    st.tuples(st.just("call"), templates),
     st.tuples(st.just("at once"), st.lists(templates, min_size=2, max_size=3)),
     st.tuples(st.just("again"), st.integers(0, 99)),
     st.tuples(st.just("crash"), st.tuples(templates, st.integers(0, 9))),
@@ -199,8 +198,8 @@ shapes = st.lists(
     st.fixed_dictionaries(
         {
             "priority": st.sampled_from([0, 0, 0, 5]),
-            "dedupe_key": st.sampled_from([None, None, "a", "b"]),
-            "ordering_key": st.sampled_from([None, None, "x", "y"]),
+            "dedupe_key": st.sampled_from([None, "a"]),
+            "ordering_key": st.sampled_from([None, "x"]),
             "delay_ms": st.sampled_from([0, 0, 0, 1]),
             "max_attempts": st.sampled_from([1, 2, 5]),
         }
@@ -231,9 +230,16 @@ async def played(run: Run, script: list[tuple[str, Any]], clock: Clock | None) -
     for kind, what in script:
         match kind:
             case "again" if run.calls:
-                await run.make(run.calls[-1 - what % len(run.calls)])
-            case "call" | "at once":
-                await run.make(*(run.call(*template) for template in what))
+                await run.make(run.calls[-1 - what % min(len(run.calls), 9)])
+            case "call":
+                await run.make(run.call(*what))
+            case (
+                "at once"
+            ):  # of lists only each entry is atomic: one entry each, or there is no order of calls
+                ones = [
+                    (verb, pick, many if verb == "claim" else [], flag) for verb, pick, many, flag in what
+                ]
+                await run.make(*(run.call(*one) for one in ones))
             case "crash" if what[0][0] in REPEATABLE:
                 await run.crash(run.call(*what[0]), what[1])
             case "time" if clock:
@@ -259,7 +265,7 @@ class Clock:
             self.sweep()
 
 
-@settings(deadline=None, max_examples=120, report_multiple_bugs=False)
+@settings(deadline=None, max_examples=80, report_multiple_bugs=False)
 @given(shapes=shapes, script=scripts)
 async def test_memory_store_behaves_like_the_reference(shapes, script):
     clock = Clock()
@@ -269,7 +275,7 @@ async def test_memory_store_behaves_like_the_reference(shapes, script):
 
 
 @pytest.mark.postgres
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes=shapes, script=scripts)
 async def test_two_replicas_behave_like_the_reference(two_stores, shapes, script):
     await played(await prepared(two_stores, shapes, 60 * SECOND), script, None)

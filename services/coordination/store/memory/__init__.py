@@ -141,7 +141,7 @@ class MemoryStore(Store):
                     q.counts[State.READY] -= 1
                     self._table.die(row, DeadCause.EXPIRED, now, touched)
                 else:
-                    size += len(row.new.payload)
+                    size += row.size()
                     if rows and size > order.max_bytes:
                         return rows
                     ready.popleft()

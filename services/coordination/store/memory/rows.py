@@ -129,6 +129,17 @@ class Row:
             and all(new.labels.get(name) == value for name, value in matching.labels.items())
         )
 
+    def size(self) -> int:
+        """Bytes of a grant as far as they are unbounded: what else it has is less than 1 KiB."""
+        new = self.new
+        size = len(new.payload)
+        for carried in (new.labels, new.trace):
+            for key, text in carried.items():
+                size += 10 + len(key.encode()) + len(text.encode())
+        for _, error, holder, _ in self.failures or ():
+            size += 40 + len(error.encode()) + len(holder)
+        return size
+
     def grant(self, now: int) -> Grant:
         """What the holder gets."""
         new = self.new

@@ -49,6 +49,7 @@ create table item (
     attempt int not null default 0,
     max_attempts int not null,
     size int not null,
+    seq int8 not null, -- the order of submission, for ordering keys
     ord int8 not null, -- the place among its priority
     token int8 not null default 0,
     checksum int8 not null, -- of the payload
@@ -86,7 +87,7 @@ create index item_lease on item (lease_until) where state = 4;
 create index item_request on item (claim_key) where state = 4 and claim_key is not null;
 create index item_timer on item (ready_at) where state = 2;
 create index item_waiting on item (queue_id, ord) where state in (2, 3);
-create index item_blocked on item (queue_id, ordering_key, ord) where state = 3;
+create index item_blocked on item (queue_id, ordering_key, seq) where state = 3;
 create unique index item_head on item (queue_id, ordering_key)
     where ordering_key is not null and state in (1, 2, 4);
 create index item_halt on item (queue_id, ordering_key) where ordering_key is not null and state = 6;
@@ -177,7 +178,7 @@ begin
 end $$;
 
 -- Lets the next of these keys take its head's place where there is no head (and no dead one that halts the key).
--- It keeps its place, so the lowest ord among them is answered.
+-- It keeps its place, so what is answered is the place before the lowest among them.
 create function promote_1(queues int[], keys text[]) returns int8
 language plpgsql as $$
 declare
@@ -189,7 +190,7 @@ begin
         join queue on queue.id = u.q
         cross join lateral (
             select i.id from item i where i.queue_id = u.q and i.ordering_key = u.k and i.state = 3
-            order by i.ord limit 1) n
+            order by i.seq limit 1) n
         where not exists (
             select from item h where h.queue_id = u.q and h.ordering_key = u.k
             and h.ordering_key is not null and h.state in (1, 2, 4))
@@ -204,6 +205,6 @@ begin
         select queue_id, -count(*), count(*) filter (where state = 2), count(*) filter (where state = 1)
         from promoted group by queue_id
     )
-    select min(ord) into lowest from promoted where state = 1;
+    select min(ord) - 1 into lowest from promoted where state = 1;
     return lowest;
 end $$;

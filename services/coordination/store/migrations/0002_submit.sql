@@ -105,10 +105,10 @@ begin
         verdicts := turned.verdicts;
     end if;
     with added as (
-        insert into item (id, queue_id, state, priority, max_attempts, size, ord, checksum, expires_in_ms, submitted_at,
+        insert into item (id, queue_id, state, priority, max_attempts, size, seq, ord, checksum, expires_in_ms, submitted_at,
             ready_at, expires_at, submitter, group_id, dedupe_key, ordering_key, attributes, payload)
         select u.id, u.q, case when u.ordering is not null then 3 when u.delay > 0 then 2 else 1 end, u.priority, u.most,
-            u.size, base + u.n, u.checksum, u.lifetime, now_, now_ + u.delay * interval '1 ms',
+            u.size, base + u.n, base + u.n, u.checksum, u.lifetime, now_, now_ + u.delay * interval '1 ms',
             now_ + u.lifetime * interval '1 ms', u.submitter, u.grp, u.dedupe, u.ordering, u.attributes, u.payload
         from unnest(qs, ids, priorities, delays, lifetimes, most, sizes, checksums, submitters, groups, dedupes, orderings,
             attributes_, payloads) with ordinality

@@ -4,7 +4,7 @@
 
 create type granted_1 as (
     slot int, id text, token int8, attempt int, max_attempts int, left_ms int8, priority int2, ord int8,
-    payload bytea, attributes bytea, group_id text, ordering_key text, failures text, size int
+    payload bytea, attributes bytea, group_id text, ordering_key text, failures text, size int, queue text
 );
 
 -- Whoever pauses a queue takes this lock exclusively, so that no grant commits after it.
@@ -49,8 +49,9 @@ begin
             select u.n, case when i.request_args = args[u.n] then i.id::text end, i.token,
                 case when i.request_args = args[u.n] then i.attempt else -1 end, i.max_attempts,
                 ms_1(i.lease_until - now_), i.priority, 0::int8, i.payload, i.attributes, i.group_id, i.ordering_key,
-                i.failures::text, i.size
+                i.failures::text, i.size, q.name
             from unnest(replayed) u(n) join item i on i.claim_key = keys[u.n]
+            join queue q on q.id = i.queue_id
             where i.claim_key is not null and i.state = 4 and i.holder = holders[u.n] and i.lease_until > now_
             order by i.token;
         end if;
@@ -110,7 +111,7 @@ begin
             claim_key = keys[u.slot], request_args = args[u.slot]
         from unnest(picked, mine) u(id, slot) where i.id = u.id
         returning u.slot, i.id::text, i.token, i.attempt, i.max_attempts, ms_1(i.lease_until - now_), i.priority, i.ord,
-            i.payload, i.attributes, i.group_id, i.ordering_key, i.failures::text, i.size;
+            i.payload, i.attributes, i.group_id, i.ordering_key, i.failures::text, i.size, w.name;
         get diagnostics count_ = row_count;
         insert into counter_delta (queue_id, ready, leased, granted) values (w.id, -count_, count_, count_);
         if cut and exists (
@@ -120,7 +121,7 @@ begin
             where w.bands >> b.priority & 1 = 1)
         then
             return query select qn, null::text, null::int8, -2, null::int, null::int8, null::int2, null::int8,
-                null::bytea, null::bytea, null::text, null::text, null::text, null::int;
+                null::bytea, null::bytea, null::text, null::text, null::text, null::int, null::text;
         end if;
     end loop;
 end $$;

@@ -14,8 +14,8 @@ begin
     end if;
     update beat set last = now_, outage_end = now_ where last = before;
     if found then
-        update item set lease_until = lease_until + (now_ - before)
-        where state = 4 and lease_until > before and granted_at <= before;
+        update item set lease_until = lease_until + (now_ - greatest(before, granted_at))
+        where state = 4 and lease_until > before;
     end if;
 end $$;
 
@@ -286,18 +286,19 @@ begin
     now_ := clock_timestamp();
     base := nextval('ord');
     with hit as materialized (
-        select a.n, i.id, i.token, case when i.cancel_reason is null then 1 else 7 end as outcome,
+        select a.n, i.id, i.token, case when i.cancel_reason is not null then 7
+                when undo and i.refunds >= 3 and i.attempt >= i.max_attempts then 6 else 1 end as outcome,
             case when undo and i.refunds >= 3 then 0 else 1 end as uncounted
         from unnest(ids, tokens, holders) with ordinality a(id, token, holder, n) join item i on i.id = a.id
         where i.token = a.token and i.holder = a.holder and i.lease_until > now_
         for update of i
     )
     select coalesce(array_agg(n), '{}') as n, array_agg(id) as ids, array_agg(token) as tokens,
-        array_agg(outcome) as outcomes, array_agg(3) as losts, array_agg(uncounted) as uncounted
+        array_agg(outcome) as outcomes, array_agg(3) as losts, array_agg(1) as causes, array_agg(uncounted) as uncounted
     into h from hit;
     if cardinality(h.n) > 0 then
         qs := end_leases_1(h.ids, h.tokens, h.outcomes, h.losts, case when undo then 'undo' else 'release' end,
-            null, null, null, null, h.uncounted, base, now_);
+            null, null, null, h.causes, h.uncounted, base, now_);
     end if;
     lowest := base;
     if keyed is not null then

@@ -5,7 +5,7 @@
 create function expire_leases_1(lo timestamptz, most int) returns setof verdict_1 language plpgsql as $$
 declare
     now_ timestamptz := clock_timestamp();
-    forgiven timestamptz := (select outage_end from beat);
+    calm timestamptz := (select outage_end from beat);
     base int8;
     locked record;
     h record;
@@ -24,7 +24,7 @@ begin
     base := nextval('ord');
     with hit as materialized (
         select i.id, i.token, i.lease_until, (i.lease_until >= i.granted_at + q.max_hold_ms * interval '1 ms')::int * 4 + 2 as lost,
-            coalesce(i.granted_at < forgiven, false) as forgiven, i.cancel_reason, i.expires_at <= now_ as lapsed, q.on_expiry,
+            coalesce(i.granted_at < calm, false) as forgiven, i.cancel_reason, i.expires_at <= now_ as lapsed, q.on_expiry,
             i.attempt, i.max_attempts
         from unnest(h.ids) u(id) join item i on i.id = u.id join queue q on q.id = i.queue_id
         where i.lease_until <= now_ for update of i
@@ -207,10 +207,10 @@ begin
 end $$;
 
 -- After this no grant commits until the pause ends.
-create function pause_1(queue int, pause bool) returns void language plpgsql as $$
+create function pause_1(wanted int, pause bool) returns void language plpgsql as $$
 begin
-    perform pg_advisory_xact_lock(1818846562, queue);
-    update coordination.queue set paused = pause where id = queue;
+    perform pg_advisory_xact_lock(1818846562, wanted);
+    update queue set paused = pause where id = wanted;
 end $$;
 
 -- Called on every connection before its first grant: another timeline or another cluster begins a new epoch.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -47,7 +46,7 @@ from ...work import (
 from .. import Store, Wake
 from . import look, rows, verbs
 from .flush import Lane
-from .session import OPTIONS, SCHEMA, Conninfo, Fault, Link, command, fault, prepare, unavailable
+from .session import OPTIONS, SCHEMA, Conninfo, Fault, Link, alive, command, fault, prepare, unavailable
 from .upkeep import Upkeep
 from .wakes import Wakes
 from .watermarks import Watermarks
@@ -98,11 +97,11 @@ class PostgresStore(Store):
                 conninfo,
                 kwargs=OPTIONS,
                 configure=prepare,
-                check=AsyncConnectionPool.check_connection,
+                check=alive,
                 min_size=1,
                 max_size=4,
                 timeout=4,
-                reconnect_timeout=math.inf,
+                reconnect_timeout=2,  # then whoever asks tries anew; a doubling pause outlasts outages
                 open=False,
             )
             await stack.enter_async_context(pool)
@@ -142,7 +141,7 @@ class PostgresStore(Store):
     # --- Work ---
 
     async def submit(self, queue: str, items: Sequence[NewItem]) -> list[SubmitVerdict]:
-        id = await self._id(queue, make=True)
+        id = await self._made(queue)
         entries = [verbs.Submission(id, queue, new) for new in items]
         return await self._submits.call(self._submit, _space(queue), entries)
 
@@ -216,6 +215,8 @@ class PostgresStore(Store):
         )
 
     async def unsettled(self, *, queue: str, group: str | None, scope: Scope) -> int:
+        if scope.namespace not in (None, _space(queue)):
+            return 0
         if group is None and scope.submitter is None and scope.holder is None:
             return min(1000, sum(stats.backlog for stats in await self.queues([queue], None)))
         id = await self._id(queue)
@@ -240,23 +241,26 @@ class PostgresStore(Store):
 
     # --- Queues ---
 
-    async def _id(self, queue: str, *, make: bool = False) -> int | None:
+    async def _id(self, queue: str) -> int | None:
         if (known := self._ids.get(queue)) is not None:
             return known
-        if make:
-            asked = (queue, rows.policy_text(Policy()), NAMESPACE_QUEUES)
-            ((id, made),) = await self._direct("select * from make_queue_1(%s, %s::jsonb, %s)", asked)
-            if id is None:
-                space = _space(queue)
-                raise ExhaustedError(f"namespace {space} has its most queues ({NAMESPACE_QUEUES})")
-            if made:
-                self._woken(queue, 0, None)
-        else:
-            found = await self._direct("select id from queue where name = %s", (queue,))
-            if not found:
-                return None
-            ((id,),) = found
-        self._ids[queue] = id
+        found = await self._direct("select id from queue where name = %s", (queue,))
+        if not found:
+            return None
+        self._ids[queue] = id = int(found[0][0])
+        return id
+
+    async def _made(self, queue: str) -> int:
+        """Its id, making it if it is new."""
+        if (known := self._ids.get(queue)) is not None:
+            return known
+        asked = (queue, rows.policy_text(Policy()), NAMESPACE_QUEUES)
+        ((id, made),) = await self._direct("select * from make_queue_1(%s, %s::jsonb, %s)", asked)
+        if id is None:
+            raise ExhaustedError(f"namespace {_space(queue)} has its most queues ({NAMESPACE_QUEUES})")
+        self._ids[queue] = int(id)
+        if made:
+            self._woken(queue, 0, None)
         return int(id)
 
     async def queues(self, names: Sequence[str] | None, namespace: str | None) -> list[QueueStats]:
@@ -276,7 +280,7 @@ class PostgresStore(Store):
 
     async def configure(self, queue: str, changes: Mapping[str, object]) -> QueueStats:
         amend((await self.policy(queue)) or Policy(), changes)  # refuse before a queue is made
-        id = await self._id(queue, make=True)
+        id = await self._made(queue)
         async with self._transaction() as run:
             ((text,),) = await run("select policy::text from queue where id = %s for update", (id,))
             before = rows.policy(text)

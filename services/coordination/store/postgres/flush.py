@@ -66,6 +66,7 @@ class Call(Generic[E, V]):
     entries: Sequence[E]
     todo: list[int]
     verdicts: list[V | None]
+    missing: int
     future: asyncio.Future[list[V]]
 
 
@@ -106,7 +107,7 @@ class Lane:
             raise UnavailableError("the store is closed")
         future: asyncio.Future[list[V]] = asyncio.get_running_loop().create_future()
         count = len(entries)
-        made = Call(verb, namespace, entries, list(range(count)), [None] * count, future)
+        made: Call[E, V] = Call(verb, namespace, entries, list(range(count)), [None] * count, count, future)
         if not count:
             future.set_result([])
             return made
@@ -233,7 +234,8 @@ def _deliver(call: Call[Any, Any], indexes: list[int], verdicts: list[Any]) -> N
         return
     for n, verdict in zip(indexes, verdicts, strict=True):
         call.verdicts[n] = verdict
-    if not call.todo and None not in call.verdicts:
+    call.missing -= len(indexes)
+    if not call.missing:
         call.future.set_result(call.verdicts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, LiteralString, Protocol, cast
+from typing import Any, LiteralString, Protocol
 
 from libs.errors import InvalidError
 
@@ -19,9 +19,11 @@ _CURSOR = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
 _SEES = "sees_1(q.name, i.submitter, i.holder, %(namespace)s, %(submitter)s, %(holder)s)"
 _MATCHES = f"""({_SEES}
-    and (%(ids)s::uuid[] is null or i.id = any (%(ids)s)) and (%(group)s::text is null or i.group_id = %(group)s)
+    and (%(ids)s::uuid[] is null or i.id = any (%(ids)s))
+    and (%(group)s::text is null or i.group_id = %(group)s)
     and (%(cause)s::int is null or i.cause = %(cause)s)
-    and (%(labels)s::jsonb is null or coalesce(convert_from(i.attributes, 'UTF8')::jsonb -> 'l', '{{}}') @> %(labels)s))"""
+    and (%(labels)s::jsonb is null
+        or coalesce(convert_from(i.attributes, 'UTF8')::jsonb -> 'l', '{{}}') @> %(labels)s))"""
 
 # The first of each state by its own index, then the first of all.
 _ACTIVE = f"""
@@ -31,10 +33,10 @@ _ACTIVE = f"""
             and i.ord > %(after)s order by i.ord limit %(most)s) r where 1 = any (%(states)s)
         union all (select i.id, i.ord from item i where i.queue_id = %(queue)s and i.state in (2, 3)
             and i.state = any (%(states)s) and i.ord > %(after)s order by i.ord limit %(most)s)
-        union all (select i.id, i.ord from item i where i.state = 4 and 4 = any (%(states)s) and i.queue_id = %(queue)s
-            and i.ord > %(after)s order by i.ord limit %(most)s)
-        union all (select i.id, i.ord from item i where i.queue_id = %(queue)s and i.state = 6 and 6 = any (%(states)s)
-            and i.ord > %(after)s order by i.ord limit %(most)s)
+        union all (select i.id, i.ord from item i where i.state = 4 and 4 = any (%(states)s)
+            and i.queue_id = %(queue)s and i.ord > %(after)s order by i.ord limit %(most)s)
+        union all (select i.id, i.ord from item i where i.queue_id = %(queue)s and i.state = 6
+            and 6 = any (%(states)s) and i.ord > %(after)s order by i.ord limit %(most)s)
     )
     select {rows.UNSETTLED_COLUMNS}, {_MATCHES} from (select * from page order by ord limit %(most)s) p
     join item i on i.id = p.id join queue q on q.id = i.queue_id order by i.ord"""
@@ -47,17 +49,21 @@ _SETTLED = f"""
     where i.queue_id = %(queue)s and i.state <> 6 and i.state = any (%(states)s)
     and (i.xid, i.ord) > (%(xid)s::text::xid8, %(after)s) and i.drop_at > clock_timestamp()
     order by i.xid, i.ord limit %(most)s"""
-_RESULTS = f"""
-    select {rows.SETTLED_COLUMNS} from settled i join queue q on q.id = i.queue_id
+_SETTLED_AFTER = f"""from settled i join queue q on q.id = i.queue_id
     where %s and (i.xid, i.ord) > (%%(xid)s::text::xid8, %%(after)s)
-    and i.xid < pg_snapshot_xmin(pg_current_snapshot()) and i.drop_at > clock_timestamp() and {_SEES.replace("%", "%%")}
+    and i.drop_at > clock_timestamp() and {_SEES.replace("%", "%%")}"""
+_RESULTS = f"""
+    select {rows.SETTLED_COLUMNS} {_SETTLED_AFTER} and i.xid < pg_snapshot_xmin(pg_current_snapshot())
     order by i.xid, i.ord limit %%(most)s"""
+_HELD_BACK = f"select exists (select {_SETTLED_AFTER})"
 _ITEMS = f"""
-    select {rows.UNSETTLED_COLUMNS}, case when %(payload)s then i.payload end from item i join queue q on q.id = i.queue_id
+    select {rows.UNSETTLED_COLUMNS}, case when %(payload)s then i.payload end
+    from item i join queue q on q.id = i.queue_id
     where i.id = any (%(ids)s) and {_SEES}
     union all
     select {rows.SETTLED_COLUMNS}, null from settled i join queue q on q.id = i.queue_id
-    where i.id = any (%(ids)s) and i.state <> 6 and i.drop_at > clock_timestamp() and {_SEES}"""
+    where i.id = any (%(ids)s) and i.state <> 6 and i.drop_at > clock_timestamp()
+    and {_SEES}"""
 _NUMBERS = "ready, delayed, blocked, leased, dead, submitted, granted, settled"
 _QUEUES = f"""
     select q.name, q.policy::text, q.paused, c.*, oldest.ms,
@@ -68,20 +74,25 @@ _QUEUES = f"""
             select {_NUMBERS} from counter where queue_id = q.id
             union all select {_NUMBERS} from counter_delta where queue_id = q.id) d) c
     cross join lateral (
-        select max(ms_1(clock_timestamp() - r.ready_at)) as ms from generate_series(0, 9) b(p) cross join lateral (
+        select max(ms_1(clock_timestamp() - r.ready_at)) as ms
+        from generate_series(0, 9) b(p) cross join lateral (
             select i.ready_at from item i where i.queue_id = q.id and i.priority = b.p and i.state = 1
             order by i.ord limit 1) r
         where q.bands >> b.p & 1 = 1) oldest
     where %s order by q.name"""
 _UNSETTLED_SCOPED = f"""
     select count(*) from (
-        select from queue q join item i on i.queue_id = q.id and i.state = 1 where q.id = %(queue)s and {_SEES}
-        union all select from queue q join item i on i.queue_id = q.id and i.state in (2, 3) where q.id = %(queue)s and {_SEES}
-        union all select from queue q join item i on i.queue_id = q.id and i.state = 4 where q.id = %(queue)s and {_SEES}
+        select from queue q join item i on i.queue_id = q.id and i.state = 1
+            where q.id = %(queue)s and {_SEES}
+        union all select from queue q join item i on i.queue_id = q.id and i.state in (2, 3)
+            where q.id = %(queue)s and {_SEES}
+        union all select from queue q join item i on i.queue_id = q.id and i.state = 4
+            where q.id = %(queue)s and {_SEES}
         limit 1000) u"""
 _UNSETTLED_GROUP = f"""
     select count(*) from (
-        select from item i join queue q on q.id = i.queue_id where i.queue_id = %(queue)s and i.group_id = %(group)s
+        select from item i join queue q on q.id = i.queue_id where i.queue_id = %(queue)s
+        and i.group_id = %(group)s
         and i.died_at is null and {_SEES} limit 1000) u"""
 
 
@@ -97,7 +108,7 @@ def _scope(scope: Scope) -> dict[str, object]:
 
 async def items(read: Read, ids: Sequence[str], scope: Scope, *, with_payload: bool) -> list[Item]:
     asked = {"ids": list(ids), "payload": with_payload, **_scope(scope)}
-    found = {row[0]: rows.item(row, row[-1]) for row in await read(cast("LiteralString", _ITEMS), asked)}
+    found = {row[0]: rows.item(row, row[-1]) for row in await read(_ITEMS, asked)}
     return [found[id] for id in ids if id in found]
 
 
@@ -123,9 +134,7 @@ async def list_items(
     found: list[Item] = []
     for name in "sa"["sa".index(phase) :]:
         statement = _SETTLED if name == "s" else _AMONG if matching.ids else _ACTIVE
-        page = await read(
-            cast("LiteralString", statement), {**asked, "xid": xid, "after": int(after), "most": most}
-        )
+        page = await read(statement, {**asked, "xid": xid, "after": int(after), "most": most})
         for n, row in enumerate(page):
             if row[-1]:
                 found.append(rows.item(row))
@@ -152,16 +161,16 @@ async def results(
     if group is not None:
         which += " and i.group_id = %(group)s"
     asked = {"queue": queue, "group": group, "ids": list(ids), "xid": xid, "after": int(after), "most": limit}
-    page = await read(cast("LiteralString", _RESULTS % which), {**asked, **_scope(scope)})
-    last = f"{page[-1][-1]}-{page[-1][-2]}" if page else cursor or "0-0"
-    return Results(tuple(rows.item(row) for row in page), last)
+    page = await read(_RESULTS % which, {**asked, **_scope(scope)})
+    if page:
+        return Results(tuple(rows.item(row) for row in page), f"{page[-1][-1]}-{page[-1][-2]}")
+    ((held_back,),) = await read(_HELD_BACK % which, {**asked, **_scope(scope)})
+    return Results((), cursor or "0-0", held_back)
 
 
 async def unsettled(read: Read, *, queue: int, group: str | None, scope: Scope) -> int:
     statement = _UNSETTLED_SCOPED if group is None else _UNSETTLED_GROUP
-    ((count,),) = await read(
-        cast("LiteralString", statement), {"queue": queue, "group": group, **_scope(scope)}
-    )
+    ((count,),) = await read(statement, {"queue": queue, "group": group, **_scope(scope)})
     return int(count)
 
 
@@ -173,13 +182,13 @@ async def queues(read: Read, names: Sequence[str] | None, namespace: str | None)
     else:
         which = "true"
     asked = {"names": list(names or ()), "start": f"{namespace}/", "end": f"{namespace}0"}
-    return [_stats(row) for row in await read(cast("LiteralString", _QUEUES % which), asked)]
+    return [_stats(row) for row in await read(_QUEUES % which, asked)]
 
 
 def _stats(row: Any) -> QueueStats:
     (
-        name, policy, paused, ready, delayed, blocked, leased, dead, submitted, granted, settled, oldest, waiting,
-        buried,
+        name, policy, paused, ready, delayed, blocked, leased, dead, submitted, granted, settled, oldest,
+        waiting, buried,
     ) = row  # fmt: skip
     if waiting and delayed + blocked <= 0:  # a zero is only said after a look at the index
         delayed = 1

@@ -28,11 +28,11 @@ from ...work import (
 ITEM_COLUMNS = """
     i.id::text, q.name, i.state, i.priority, i.attempt, i.max_attempts, i.submitter, i.holder, i.group_id,
     i.dedupe_key, i.ordering_key, i.size, i.attributes, i.failures::text, i.cause, i.cancel_reason,
-    ms_1(clock_timestamp() - 'epoch'::timestamptz), ms_1(i.submitted_at - 'epoch'::timestamptz)"""
-UNSETTLED_COLUMNS = f"""{ITEM_COLUMNS}, ms_1(i.ready_at - 'epoch'::timestamptz), ms_1(i.lease_until - 'epoch'::timestamptz),
-    ms_1(i.died_at - 'epoch'::timestamptz), ''::bytea, '', i.ord, 0::int8"""
+    ms_1(clock_timestamp() - 'epoch'), ms_1(i.submitted_at - 'epoch')"""
+UNSETTLED_COLUMNS = f"""{ITEM_COLUMNS}, ms_1(i.ready_at - 'epoch'), ms_1(i.lease_until - 'epoch'),
+    ms_1(i.died_at - 'epoch'), ''::bytea, '', i.ord, 0::int8"""
 SETTLED_COLUMNS = f"""{ITEM_COLUMNS}, null::int8, null::int8,
-    ms_1(i.settled_at - 'epoch'::timestamptz), i.result, i.result_type, i.ord, i.xid::text::int8"""
+    ms_1(i.settled_at - 'epoch'), i.result, i.result_type, i.ord, i.xid::text::int8"""
 
 _STATES = tuple(State)
 
@@ -76,9 +76,9 @@ def failures(text: str | None, now: int) -> tuple[Failure, ...]:
     return tuple(Failure(n, error, holder, max(0, now - at)) for n, error, holder, at in json.loads(text))
 
 
-def grant(row: Any, queue: str, now: int) -> Grant:
+def grant(row: Any, now: int) -> Grant:
     """A row of `claim_1`."""
-    _, id, token, attempt, most, left, _, _, payload, kept, group, ordering, history, _ = row
+    _, id, token, attempt, most, left, _, _, payload, kept, group, ordering, history, _, queue = row
     content_type, labels, trace = _decoded(kept)
     past = failures(history, now)
     return Grant(

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import select
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, LiteralString
 
@@ -30,8 +30,8 @@ _COMMON: LiteralString = """
 """
 # The planner must not leave the indexes whatever it believes to know about the tables.
 _PINNED: LiteralString = """
-    set enable_bitmapscan = off; set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off;
-    set plan_cache_mode = force_generic_plan;
+    set enable_bitmapscan = off; set enable_seqscan = off;
+    set enable_hashjoin = off; set enable_mergejoin = off; set plan_cache_mode = force_generic_plan;
 """
 
 Conninfo = str | Callable[[], str]
@@ -104,10 +104,15 @@ async def prepare(connection: AsyncConnection[Any]) -> None:
         raise psycopg.errors.ReadOnlySqlTransaction("this server is a read-only replica")
 
 
+async def alive(connection: AsyncConnection[Any]) -> None:
+    """Raise psycopg.Error unless the server answers here, now."""
+    await command(connection, "", within=1.0)
+
+
 async def command(
     connection: AsyncConnection[Any],
     statement: LiteralString,
-    params: Sequence[object] | None = None,
+    params: Sequence[object] | Mapping[str, object] | None = None,
     *,
     prepare: bool | None = None,
     within: float = ANSWER_SECONDS,
@@ -135,7 +140,7 @@ class Link:
         self._down: UnavailableError | None = None
 
     async def run(self, statement: LiteralString, params: Sequence[object]) -> list[Any]:
-        """Execute a prepared statement. Raises psycopg.Error, or UnavailableError while there is no server."""
+        """Execute a prepared statement. Raises psycopg.Error; UnavailableError while there is no server."""
         connection = await self._ready()
         try:
             return await command(connection, statement, params, prepare=True)

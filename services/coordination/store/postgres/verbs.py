@@ -112,7 +112,7 @@ def submit(woken: Woken) -> Verb[Submission, SubmitVerdict]:
         return verdicts
 
     return Verb(
-        f"select * from submit_1({', '.join(['%s'] * 16)})",  # type: ignore[arg-type]
+        f"select * from submit_1({', '.join(['%s'] * 16)})",
         keys,
         encode,
         decode,
@@ -178,7 +178,7 @@ def claim(
                     changed.add(slot - 1)
                 continue
             entry = entries[slot - 1]
-            grants[slot - 1].append(rows.grant(row, entry.order.queue, now))
+            grants[slot - 1].append(rows.grant(row, now))
             if row[7]:
                 top = highest.setdefault(entry.queue, {})
                 top[row[6]] = max(row[7], top.get(row[6], 0))
@@ -196,7 +196,7 @@ def claim(
         ]
 
     return Verb(
-        f"select * from claim_1({', '.join(['%s'] * 13)})",  # type: ignore[arg-type]
+        f"select * from claim_1({', '.join(['%s'] * 13)})",
         keys,
         encode,
         decode,
