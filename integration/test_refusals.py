@@ -35,6 +35,7 @@ class Plane:
     authority: Authority
     process: Process
     address: str
+    front: str
 
     def issue(self, spiffe_id: str, **options: Any) -> Identity:
         folder = self.folder / spiffe_id.rpartition("://")[2].replace("/", "-")
@@ -104,7 +105,7 @@ async def it(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Pl
     async with AsyncExitStack() as stack:
         process = await spawn(stack, tmp_path, "coordination", plain, settings)
         await process.answers("/readyz")
-        yield Plane(tmp_path, authority, process, f"127.0.0.1:{port}")
+        yield Plane(tmp_path, authority, process, f"127.0.0.1:{port}", request.param)
 
 
 async def test_grpcurl_lists_and_describes_by_reflection(it: Plane) -> None:
@@ -146,14 +147,24 @@ async def test_grpcurl_refuses_json_fields_that_are_not_there(it: Plane) -> None
     assert "no known field named colour" in errors
 
 
-@pytest.mark.parametrize("who", ["nobody", "of another authority", "expired"])
-async def test_who_shows_no_good_certificate_does_not_get_past_the_handshake(it: Plane, who: str) -> None:
-    yesterday = datetime.now(UTC) - timedelta(days=1)
-    identity = None
-    if who == "of another authority":
-        identity = Authority.create(it.folder / "other-pki", DOMAIN).issue(USER, it.folder / "stranger")
-    elif who == "expired":
+async def test_who_shows_no_certificate_is_refused_and_logged(it: Plane) -> None:
+    if it.front == "grpcio":  # it can refuse in the handshake only
+        await it.refused(None, "Failed to dial target host")
+        return
+    await it.refused(None, "Unauthenticated")
+    line = it.refusals()[-1]
+    assert line["msg"] == "UNAUTHENTICATED: no client certificate"
+    assert line["peer"].startswith("127.0.0.1:")
+
+
+@pytest.mark.parametrize("what", ["of another authority", "expired"])
+async def test_a_certificate_that_is_not_good_does_not_get_past_the_handshake(it: Plane, what: str) -> None:
+    """No log line: neither front says anything of a handshake that failed, beyond gRPC's own stderr."""
+    if what == "expired":
+        yesterday = datetime.now(UTC) - timedelta(days=1)
         identity = it.issue(USER, now=yesterday, lifetime=timedelta(hours=1))
+    else:
+        identity = Authority.create(it.folder / "other-pki", DOMAIN).issue(USER, it.folder / "stranger")
     await it.refused(identity, "Failed to dial target host")
     assert not [line for line in it.log() if "caller" in line]
 

@@ -110,6 +110,10 @@ class Visit(abc.ABC):
         """Seconds that the caller gives us; infinity if it set no deadline."""
 
     @abc.abstractmethod
+    def origin(self) -> str:
+        """The caller's network address, for the log of a caller that has no name."""
+
+    @abc.abstractmethod
     async def read(self) -> bytes | None:
         """The next message of the request; None after the last."""
 
@@ -248,6 +252,7 @@ class Doorway:
     def _admit(self, visit: Visit, context: dict[str, object]) -> Principal:
         context["request_id"] = _request_id(visit.metadata)
         if (leaf := visit.leaf()) is None:
+            context["peer"] = visit.origin()
             raise UnauthenticatedError("no client certificate")
         visit.peer = peer = self._trust.verify(leaf, self._clock())
         caller = peer.principal

@@ -120,6 +120,9 @@ class Exchange(Visit):
         seconds = self._context.time_remaining()
         return float("inf") if seconds is None else float(seconds)
 
+    def origin(self) -> str:
+        return str(self._context.peer())
+
     async def read(self) -> bytes | None:
         if self.method.asks_many:
             message: bytes | None = await anext(self._request, None)

@@ -105,7 +105,7 @@ class H2cornFront:
             certfile=self._identity.certificate,
             keyfile=self._identity.key,
             ca_certs=self._identity.root,
-            cert_reqs="required",
+            cert_reqs="optional",  # who shows none is refused by the doorway, with a code and a log line
             grpc=True,
             http1=False,
             lifespan="off",
@@ -152,6 +152,7 @@ class Exchange(Visit):
     __slots__ = (
         "_ahead",
         "_buffer",
+        "_client",
         "_ended",
         "_headers",
         "_receive",
@@ -173,6 +174,7 @@ class Exchange(Visit):
         super().__init__(method, Metadata(self._headers))
         self.application = application
         self._tls = scope["extensions"].get("tls")
+        self._client = scope.get("client")
         self._receive = receive
         self._send = send
         self._buffer: bytes | bytearray = b""
@@ -193,6 +195,9 @@ class Exchange(Visit):
         if unit is None or not value[:-1].isdigit() or len(value) > 9:
             raise InvalidError("grpc-timeout is not a gRPC timeout")
         return int(value[:-1]) * unit
+
+    def origin(self) -> str:
+        return "{}:{}".format(*self._client) if self._client else "unknown"
 
     async def read(self) -> bytes | None:
         while True:

@@ -44,6 +44,7 @@ from ..work import (
     SubmitVerdict,
 )
 
+BACK = ("release", LeaseVerdict(Held.OK))  # what may be said to the holder of a grant that was taken back
 NO_JITTER, ALL_JITTER = random.Random(), random.Random()
 NO_JITTER.random = lambda: 0.0  # type: ignore[method-assign]
 ALL_JITTER.random = lambda: 1.0  # type: ignore[method-assign]
@@ -179,7 +180,7 @@ class Reference:
             assert (grant.queue, grant.payload) == (thing.queue, thing.new.payload)
             assert grant.token > thing.token
             if thing.token:
-                thing.past[thing.token] = (thing.holder, *thing.last)
+                thing.past[thing.token] = (thing.holder, *(thing.last or BACK))
             thing.state, thing.holder, thing.token = State.LEASED, order.holder, grant.token
             thing.lost, thing.last, thing.redriven = None, (), False
             assert 0 < grant.expires_in_ms <= (order.lease_ms or 0)

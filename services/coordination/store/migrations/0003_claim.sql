@@ -1,6 +1,6 @@
 -- minimum: 3
--- Granting. One row a grant; beside them rows without id: attempt -1 says that the order's request id was
--- used with other arguments, attempt -2 that the queue (of number slot) has more.
+-- Granting. One row a grant; beside them rows without id. attempt -1: the order's request id was used with other
+-- arguments; -2: the queue (of number slot) has more; -3: budgets left items of it ready among those granted.
 
 create type granted_1 as (
     slot int, id text, token int8, attempt int, max_attempts int, left_ms int8, priority int2, ord int8,
@@ -33,6 +33,7 @@ declare
     sizes int[];
     total int8;
     cut boolean;
+    holes boolean;
     fewest int;
     count_ int;
 begin
@@ -67,6 +68,7 @@ begin
         end if;
         want := cardinality(mine);
         cut := false;
+        holes := false;
         now_ := clock_timestamp();
         if want > 0 then
             select coalesce(array_agg(p.id), '{}'), array_agg(p.size), sum(p.size) into picked, sizes, total from (
@@ -88,7 +90,8 @@ begin
                         row_number() over (partition by u.slot order by u.n) as nth
                     from unnest(picked, sizes, mine) with ordinality u(id, size, slot, n)) f
                 where f.nth = 1 or f.running <= budgets[f.slot];
-                cut := cut or cardinality(picked) < cardinality(sizes);
+                holes := cardinality(picked) < cardinality(sizes);
+                cut := cut or holes;
             end if;
         end if;
         if singles is not null then
@@ -114,6 +117,10 @@ begin
             i.payload, i.attributes, i.group_id, i.ordering_key, i.failures::text, i.size, w.name;
         get diagnostics count_ = row_count;
         insert into counter_delta (queue_id, ready, leased, granted) values (w.id, -count_, count_, count_);
+        if holes then
+            return query select qn, null::text, null::int8, -3, null::int, null::int8, null::int2, null::int8,
+                null::bytea, null::bytea, null::text, null::text, null::text, null::int, null::text;
+        end if;
         if cut and exists (
             select from generate_series(0, 9) b(priority) cross join lateral (
                 select from item i where i.queue_id = w.id and i.priority = b.priority and i.state = 1

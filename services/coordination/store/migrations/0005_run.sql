@@ -91,10 +91,10 @@ begin
     now_ := clock_timestamp();
     base := nextval('ord');
     with hit as materialized (
-        select i.id, i.queue_id, i.state from unnest(due) u(id) join item i on i.id = u.id
+        select i.id, i.queue_id, i.state, u.n from unnest(due) with ordinality u(id, n) join item i on i.id = u.id
         where i.expires_at <= now_ and i.lease_until is null for update of i
     ), buried as (
-        update item i set state = 6, ord = base, cause = 3, died_at = now_, expires_at = null,
+        update item i set state = 6, ord = base + h.n, cause = 3, died_at = now_, expires_at = null,
             drop_at = now_ + q.dead_retention_ms * interval '1 ms'
         from hit h join queue q on q.id = h.queue_id where i.id = h.id returning i.id
     ), counted as (

@@ -166,30 +166,33 @@ def claim(
         grants: list[list[Grant]] = [[] for _ in entries]
         changed: set[int] = set()
         more: set[int] = set()
+        holes: set[int] = set()
         highest: dict[int, dict[int, int]] = {}
         sizes: dict[int, int] = {}
         now = time.time_ns() // 1_000_000
         for row in found:
             slot, id, _, attempt = row[:4]
             if id is None:
-                if attempt == -2:
-                    more.add(queues[slot - 1])
-                else:
+                if attempt == -1:
                     changed.add(slot - 1)
+                else:
+                    (more if attempt == -2 else holes).add(queues[slot - 1])
                 continue
             entry = entries[slot - 1]
             grants[slot - 1].append(rows.grant(row, now))
-            if row[7]:
+            if row[7] and entry.order.dedupe_key is None:  # those are taken out of turn
                 top = highest.setdefault(entry.queue, {})
                 top[row[6]] = max(row[7], top.get(row[6], 0))
             sizes[entry.queue] = max(row[13], sizes.get(entry.queue, 0))
         for queue, size in sizes.items():
             typical[queue] = max(size, typical.get(queue, 0) * 7 // 8)
         for queue in queues:
-            lows.granted(queue, highest.get(queue, {}))
-        names = {entry.order.queue for entry, got in zip(entries, grants, strict=True) if got}
-        for name in names:
-            woken(name, 0, None)
+            lows.granted(queue, {} if queue in holes else highest.get(queue, {}))
+        # Others passed over what a budget then left: they are to look again.
+        left = {entry.order.queue: int(entry.queue in holes)
+                for entry, got in zip(entries, grants, strict=True) if got}  # fmt: skip
+        for name, n in left.items():
+            woken(name, n, None)
         return [
             None if n in changed else (got, entry.queue in more)
             for n, (entry, got) in enumerate(zip(entries, grants, strict=True))
