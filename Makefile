@@ -32,7 +32,7 @@ lint: .venv ## Style, types, import rules, protos
 	lint-imports
 
 test: .venv ## Unit and component tests, PostgreSQL included
-	pytest -q
+	pytest -q -n 2
 
 integration: .venv ## Real processes on loopback, killed and attacked from outside
 	pytest -q integration
