@@ -214,7 +214,7 @@ class Reference:
             if self._stands(holder, Lease(ack.id, ack.token), verdict, call):
                 thing = self.things[ack.id]
                 assert verdict == LeaseVerdict(Held.OK)
-                thing.result = ack.result
+                thing.result, thing.redriven = ack.result, False
                 self._settle(thing, State.SUCCEEDED)
                 thing.last = (*call, verdict)
 

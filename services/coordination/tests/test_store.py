@@ -383,6 +383,15 @@ async def test_invariant_04_grant_is_cut_to_max_bytes_before_anything_is_leased(
     assert len(await queue.claim(10, max_bytes=80)) == 2
 
 
+async def test_invariant_04_grant_is_cut_by_all_that_it_carries(queue):
+    """Invariant 4: labels fill an answer as payloads do."""
+    labels = {f"{n:02}-{'k' * 60}": "v" * 255 for n in range(32)}
+    await queue.add(*(item(payload=b"", labels=labels) for _ in range(20)))
+    granted = await queue.ask(20, max_bytes=60_000)
+    assert 1 < len(granted.grants) < 8
+    assert granted.more
+
+
 async def test_invariant_04_grant_has_at_least_one_item_however_large(queue):
     """Invariant 4: a large item is not starved, and nothing overtakes it."""
     small, large, last = await queue.add(*(item(payload=b"x" * n) for n in (10, 5000, 10)))

@@ -73,7 +73,9 @@ begin
         if want > 0 then
             select coalesce(array_agg(p.id), '{}'), array_agg(p.size), sum(p.size) into picked, sizes, total from (
                 select r.id, r.size from generate_series(9, 0, -1) b(priority) cross join lateral (
-                    select i.id, i.size from item i
+                    -- What an answer carries beside the payload counts too, where it is more than a little.
+                    select i.id, i.size + greatest(0, octet_length(i.attributes) - 100)
+                        + coalesce(octet_length(i.failures::text), 0) as size from item i
                     where i.queue_id = w.id and i.priority = b.priority and i.state = 1
                     and i.ord > lows[(qn - 1) * 10 + b.priority + 1]
                     and (i.expires_at is null or i.expires_at > now_)
