@@ -67,6 +67,7 @@ class PostgresStore(Store):
         self._lows = Watermarks()
         self._ids: dict[str, int] = {}
         self._policies: dict[str, tuple[float, Policy]] = {}
+        self._asked: dict[str, asyncio.Task[Policy | None]] = {}
         self._wakes = Wakes(conninfo, self._heard)
         self._upkeep = Upkeep(Link(conninfo, self._renewed), self._woken)
         self._submits, self._claims, self._settles = (
@@ -271,6 +272,18 @@ class PostgresStore(Store):
         cached = self._policies.get(queue)
         if cached is not None and now - cached[0] < POLICY_SECONDS:
             return cached[1]
+        if (asked := self._asked.get(queue)) is None:  # one asks for all when the second is over
+            asked = self._asked[queue] = asyncio.create_task(self._ask_policy(queue))
+            asked.add_done_callback(lambda done: self._answered(queue, done))
+        return await asyncio.shield(asked)
+
+    def _answered(self, queue: str, asked: asyncio.Task[Policy | None]) -> None:
+        del self._asked[queue]
+        if not asked.cancelled():
+            asked.exception()  # those who asked may all be gone
+
+    async def _ask_policy(self, queue: str) -> Policy | None:
+        now = asyncio.get_running_loop().time()
         found = await self._direct("select policy::text from queue where name = %s", (queue,))
         if not found:
             return None

@@ -7,6 +7,7 @@ import logging
 import random
 import select
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from enum import Enum
 from typing import Any, LiteralString
 
@@ -83,15 +84,14 @@ async def connect(conninfo: Conninfo, *, pinned: bool = False, grants: bool = Fa
     connection: AsyncConnection[Any] = await AsyncConnection.connect(
         conninfo if isinstance(conninfo, str) else conninfo(), **OPTIONS
     )
-    try:
+    async with AsyncExitStack() as unless_done:
+        unless_done.push_async_callback(connection.close)
         await prepare(connection)
         if pinned:
             await command(connection, _PINNED)
         if grants:
             await command(connection, "select epoch_1()")
-    except BaseException:
-        await connection.close()
-        raise
+        unless_done.pop_all()
     return connection
 
 
