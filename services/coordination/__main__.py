@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 import anyio
 import uvloop
 from anyio.abc import TaskGroup
+from prometheus_client import REGISTRY
 
 from agentctl.coordination.v1 import coordination_service_pb2_grpc as pb_grpc
 from libs import telemetry
@@ -21,6 +22,7 @@ from libs.rpc.boundary import Limits
 from libs.rpc.server import Serving, serving, stopped
 from libs.settings import SettingsError, describe, load
 
+from .metrics import QueueMetrics
 from .server import Coordination
 from .settings import Settings
 from .store import Store, Wake
@@ -81,6 +83,9 @@ async def run(settings: Settings) -> None:
     waiting = Waiting()
     async with _store(settings, waiting.wake) as store, anyio.create_task_group() as tasks:
         tasks.start_soon(store.run)
+        metrics = QueueMetrics()
+        REGISTRY.register(metrics)
+        tasks.start_soon(metrics.keep, store)
         servicer = Coordination(store, waiting, _background(tasks))
         async with (
             telemetry.plain_port(settings.metrics_port, store.check, settings.host),
