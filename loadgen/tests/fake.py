@@ -33,7 +33,7 @@ class FakeCoordination(pb_grpc.CoordinationServiceServicer):
     granted: int = 0
 
     def _lies(self, cheat: str) -> bool:
-        if self.cheat == cheat and len(self.queue_of) > 100:
+        if self.cheat == cheat and len(self.queue_of) > 10:  # some were honest; also on a slow machine
             self.cheat = ""
             return True
         return False

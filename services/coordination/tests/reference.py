@@ -288,9 +288,10 @@ class Reference:
             return False
         if thing.state is State.LEASED:
             return True
-        if thing.last and thing.last[:-1] == call and not thing.redriven:
-            assert verdict == thing.last[-1]
-            return False
+        if thing.last and thing.last[:-1] == call:
+            if verdict == thing.last[-1]:
+                return False
+            assert thing.redriven
         if call[0] == "ack" and thing.lost is Lost.EXPIRED and not thing.state.settled:
             return verdict.status is Held.OK or not thing.redriven
         if call[0] == "release" and thing.lost is Lost.RELEASED and verdict.status is Held.OK:
