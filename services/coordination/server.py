@@ -32,6 +32,7 @@ from .work import (
 _POLL = 1.0  # seconds between two looks of a waiter that nobody woke, in case a wake was lost on the way
 _MARGIN = 0.2  # an empty answer leaves this long before the caller's deadline
 _RESULTS_PAGE = 200
+_PACE = 0.05  # seconds at least between two looks of one watch: what settles together leaves together
 _ANSWER_BYTES = 3_500_000  # callers take 4 MiB
 
 Background = Callable[[Coroutine[object, object, None]], None]
@@ -187,8 +188,13 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         group = wire.text(request.group, "group", 256) or None
         look = partial(self._store.results, queue=queue, group=group, ids=ids, scope=access.scope)
         cursor = request.cursor
+        clock = asyncio.get_running_loop().time
+        look_at = 0.0
         with self._waiting.watch(queues) as moved:
             while True:
+                if (early := look_at - clock()) > 0:
+                    await asyncio.sleep(early)
+                look_at = clock() + _PACE
                 moved.clear()
                 self._waiting.check()
                 ends = bool(ids) or not request.follow
