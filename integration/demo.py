@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -24,6 +26,7 @@ from rich.table import Table
 
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import work_pb2
+from libs.errors import MeshError
 from libs.identity import Identity, Principal
 from libs.pki import own
 from libs.work import Client, connect
@@ -34,11 +37,18 @@ QUEUE = "demo/summarize"
 GROUP = "demo"
 AGENTS = 3
 LEASE = "3s"
-ENVIRONMENT = {"AGENT_SLOTS": "4", "AGENT_LEASE": LEASE, "PROVIDER_LATENCY": "150ms"}
+SETTINGS = ("AGENTCTL_", "COORDINATION_", "AGENT_", "PROVIDER_", "OPENAI_")
+ENVIRONMENT = {  # nobody's own plane, and nobody's paid model
+    **{name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)},
+    **{"AGENT_SLOTS": "4", "AGENT_LEASE": LEASE, "PROVIDER_LATENCY": "150ms"},
+}
 BOUND_SECONDS = 110
-GRPCURL = "-cacert {tls}/ca.crt -cert {tls}/tls.crt -key {tls}/tls.key -authority {authority} {address}"
 
 console = Console(highlight=False, soft_wrap=True)
+
+
+class FailedError(Exception):
+    """The demo cannot go on; the message says why."""
 
 
 def step(text: str) -> None:
@@ -51,13 +61,23 @@ def command(*words: str) -> list[str]:
 
 
 async def check(*words: str) -> str:
-    """Runs an `agentctl` command; its output. Exits with its error if it fails."""
+    """Runs an `agentctl` command; its output. FailedError with its error if it fails."""
+    return await output_of(*command(*words), name=f"agentctl {' '.join(words[:4])} …")
+
+
+async def output_of(*words: str, name: str) -> str:
+    """Runs a command to its end, which comes at once if we are cancelled; its output."""
     process = await asyncio.create_subprocess_exec(
-        *command(*words), cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *words, cwd=ROOT, env=ENVIRONMENT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    out, err = await process.communicate()
+    try:
+        out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     if process.returncode:
-        sys.exit(f"agentctl {' '.join(words[:3])} … failed: {err.decode().strip()}")
+        raise FailedError(f"{name} failed: {err.decode().strip()}")
     return out.decode()
 
 
@@ -68,28 +88,35 @@ async def demo(state: Path) -> None:
     plane = await asyncio.create_subprocess_exec(
         *command("--state-dir", str(state), "up", "--agents", str(AGENTS), "--queue", QUEUE, *sys.argv[1:]),
         cwd=ROOT,
-        env={**os.environ, **ENVIRONMENT},
+        env=ENVIRONMENT,
         stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for us, who stop it
     )
     try:
         await show_until_ready(plane, state)
         console.print(f"  up after {time.monotonic() - began:.1f} s")
         await work_through(state, documents)
     finally:
-        step("Stopping: agents first, then coordination, then the provider")
         if plane.returncode is None:
-            plane.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(30):
-                code = await plane.wait()
-        except TimeoutError:
-            plane.kill()
-            code = await plane.wait()
+            step("Stopping: agents first, then coordination, then the provider")
+        code = await stop(plane)
     if code:
-        sys.exit(f"`agentctl up` ended with {code}")
+        raise FailedError(f"`agentctl up` ended with {code}")
     console.print(f"\n[green]Done[/green] after {time.monotonic() - began:.1f} s. Next: README.md, or")
     console.print("  .venv/bin/agentctl up              and in another terminal")
     console.print("  .venv/bin/agentctl work submit demo/summarize examples/documents/*.txt --wait")
+
+
+async def stop(plane: asyncio.subprocess.Process) -> int:
+    """Asks it to stop, then to hurry, then kills it; its exit code."""
+    for _ in range(2):
+        if plane.returncode is None:
+            plane.send_signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(30):
+                return await plane.wait()
+    plane.kill()
+    return await plane.wait()
 
 
 async def show_until_ready(plane: asyncio.subprocess.Process, state: Path) -> None:
@@ -98,8 +125,8 @@ async def show_until_ready(plane: asyncio.subprocess.Process, state: Path) -> No
     while not (state / "endpoints.json").exists():
         line = await plane.stdout.readline()
         if not line:
-            sys.exit(f"the plane did not start; its logs are in {state}/logs")
-        console.print(f"  [dim]{line.decode().rstrip()}[/dim]", markup=True)
+            raise FailedError("the plane did not start")
+        console.print(f"  {line.decode().rstrip()}", style="dim", markup=False)
 
 
 async def work_through(state: Path, documents: Sequence[Path]) -> None:
@@ -158,10 +185,12 @@ def report(
     names = Counter(item.labels["file"] for item in items)
     wrong = [item for item in items if item.state != work_pb2.WORK_STATE_SUCCEEDED]
     if wrong or names != Counter(path.name for path in documents):
-        sys.exit(f"{len(items)} results for {len(documents)} documents, {len(wrong)} of them not succeeded")
+        raise FailedError(
+            f"{len(items)} results for {len(documents)} documents, {len(wrong)} of them not succeeded"
+        )
     saved = [item for item in items if item.id in lost and item.holder != lost[item.id]]
     if not saved:
-        sys.exit("no work of a killed agent was finished by another: this run proves nothing, try again")
+        raise FailedError("no work of a killed agent was finished by another: this run proves nothing")
     table = Table("agent", "documents", "taken over", box=None, header_style="dim")
     taken = Counter(pod(item.holder) for item in saved)
     for name, count in sorted(Counter(pod(item.holder) for item in items).items()):
@@ -188,29 +217,51 @@ def pod(holder: str) -> str:
 async def look_with_grpcurl(tls: Path, address: str) -> None:
     step("Looking at it with grpcurl and a client certificate")
     authority = "coordination.cp." + own(Identity(tls)).domain
-    arguments = GRPCURL.format(tls=tls, authority=authority, address=address)
-    console.print(f"  grpcurl {arguments} list", soft_wrap=True, markup=False)
+    files = ("-cacert", f"{tls}/ca.crt", "-cert", f"{tls}/tls.crt", "-key", f"{tls}/tls.key")
+    arguments = (*files, "-authority", authority, address, "list")
+    console.print("  " + shlex.join(["grpcurl", *arguments]), soft_wrap=True, markup=False)
     grpcurl = shutil.which("grpcurl", path=str(Path(sys.executable).parent))
     if grpcurl is None:
         console.print("  (grpcurl is not installed here)")
         return
-    listing = await asyncio.create_subprocess_exec(
-        grpcurl, *arguments.split(), "list", stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await listing.communicate()
-    if listing.returncode:
-        sys.exit("grpcurl failed")
-    console.print("    " + out.decode().strip().replace("\n", "\n    "))
+    out = await output_of(grpcurl, *arguments, name="grpcurl")
+    console.print("    " + out.strip().replace("\n", "\n    "))
 
 
-async def bounded(state: Path) -> None:
+async def bounded(state: Path) -> int:
+    """The demo, within its time; its exit code. The first SIGINT, SIGTERM or SIGHUP ends it in order."""
+    running = asyncio.ensure_future(demo(state))
+    received: list[signal.Signals] = []
+
+    def interrupt(number: signal.Signals) -> None:
+        if not received:  # the stop that is under way is bounded: let it end
+            running.cancel()
+        received.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, interrupt, number)
     try:
         async with asyncio.timeout(BOUND_SECONDS):
-            await demo(state)
+            await running
+    except asyncio.CancelledError:
+        console.print("\nInterrupted: everything is stopped and removed.")
+        return 128 + received[0]
     except TimeoutError:
-        sys.exit(f"not done after {BOUND_SECONDS} s; logs are in {state}/logs")
+        raise FailedError(f"not done after {BOUND_SECONDS} s") from None
+    return 0
+
+
+def main() -> int:
+    """Runs the demo in a folder of its own, which stays if it fails."""
+    folder = Path(tempfile.mkdtemp(prefix="agentctl-demo-"))
+    try:
+        code = asyncio.run(bounded(folder))
+    except (FailedError, MeshError, OSError) as error:
+        print(f"error: {error}\nWhat it left, logs too, is in {folder}", file=sys.stderr)
+        return 1
+    shutil.rmtree(folder)
+    return code
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="agentctl-demo-") as folder:
-        asyncio.run(bounded(Path(folder)))
+    sys.exit(main())

@@ -11,6 +11,7 @@ MeshError                 has a status code and a reason; the doorway turns it i
 ├── DeadlineError         DEADLINE_EXCEEDED
 ├── UnimplementedError    UNIMPLEMENTED
 ├── UnavailableError      UNAVAILABLE; try again, nothing is known to have changed
+│   └── UnreachableError  nobody of ours answered at all; crosses the wire as its base
 └── InternalError         INTERNAL; a bug, the details are in the log
 """
 
@@ -101,6 +102,10 @@ class UnavailableError(MeshError):
 
     code = StatusCode.UNAVAILABLE
     reason = "UNAVAILABLE"
+
+
+class UnreachableError(UnavailableError):
+    """There was no answer: nobody listens, the connection broke, or the handshake failed."""
 
 
 class InternalError(MeshError):

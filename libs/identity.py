@@ -12,16 +12,18 @@ from enum import StrEnum
 from pathlib import Path
 
 _DOMAIN = r"spiffe://(?P<domain>[a-z0-9][a-z0-9.-]{0,253})"
-_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+"""A DNS label, which a namespace is: a pattern to build others of."""
+
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"
 _PATTERNS = {
-    "component": re.compile(rf"{_DOMAIN}/cp/(?P<name>{_LABEL})"),
+    "component": re.compile(rf"{_DOMAIN}/cp/(?P<name>{LABEL})"),
     "agent": re.compile(
-        rf"{_DOMAIN}/ns/(?P<namespace>{_LABEL})/agent/(?P<name>{_NAME})"
+        rf"{_DOMAIN}/ns/(?P<namespace>{LABEL})/agent/(?P<name>{_NAME})"
         rf"/pod/(?P<pod>{_NAME})/(?P<uid>[A-Za-z0-9-]{{1,64}})"
     ),
-    "producer": re.compile(rf"{_DOMAIN}/ns/(?P<namespace>{_LABEL})/producer/(?P<name>{_NAME})"),
-    "user": re.compile(rf"{_DOMAIN}/ns/(?P<namespace>{_LABEL})/user/(?P<name>{_NAME})"),
+    "producer": re.compile(rf"{_DOMAIN}/ns/(?P<namespace>{LABEL})/producer/(?P<name>{_NAME})"),
+    "user": re.compile(rf"{_DOMAIN}/ns/(?P<namespace>{LABEL})/user/(?P<name>{_NAME})"),
     "administrator": re.compile(rf"{_DOMAIN}/user/(?P<name>{_NAME})"),
 }
 

@@ -56,7 +56,11 @@ METHODS: dict[str, frozenset[str]] = {
 """Full method name → roles that may call it."""
 
 
+def lets_in(roles: frozenset[str], role: str) -> bool:
+    """Whether a row of the table lets this role call its method."""
+    return role in roles or "*" in roles
+
+
 def may_call(role: str, method: str) -> bool:
     """Whether the table lets this role call this method."""
-    roles = METHODS.get(method)
-    return roles is not None and ("*" in roles or role in roles)
+    return lets_in(METHODS.get(method, frozenset()), role)

@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 _ROOT_LIFETIME = timedelta(days=3650)
 _INTERMEDIATE_LIFETIME = timedelta(days=1825)
 _BACKDATE = timedelta(minutes=1)  # clocks differ
+_HOUR = timedelta(hours=1)
 _CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
 _SERVER = ExtendedKeyUsageOID.SERVER_AUTH
 _REMEMBERED = 4096  # peers; an entry is about 2 KiB
@@ -98,8 +99,8 @@ class Authority:
         now: datetime | None = None,
     ) -> bytes:
         """A certificate for the request's key and this id: PEM, leaf then intermediate. Nothing else that
-        the request says counts. Never outlives the intermediate. ValueError if the id is not of this
-        domain, if the key is not a proven EC key, or if a user or producer asks for DNS names."""
+        the request says counts. ValueError if the id is not of this domain, if it would outlive the
+        intermediate, if the key is not a proven EC key, or if a user or producer asks for DNS names."""
         principal = Principal.parse(spiffe_id)
         if principal.domain != self.domain:
             raise ValueError(f"{spiffe_id} is not of the trust domain {self.domain}")
@@ -110,11 +111,17 @@ class Authority:
         own_name = [principal.dns_name] if principal.kind is Kind.COMPONENT else []
         names = [x509.DNSName(name) for name in dict.fromkeys([*own_name, *dns_names])]
         start = now or datetime.now(UTC)
+        if start + lifetime > issuer.not_valid_after_utc:
+            longest = max(issuer.not_valid_after_utc - start, timedelta(0)) // _HOUR
+            raise ValueError(
+                f"a lifetime of {lifetime // _HOUR}h is too long: the {principal.trust_class} intermediate "
+                f"ends at {issuer.not_valid_after_utc:%FT%TZ}, so the longest is {longest}h"
+            )
         leaf = (
             x509.CertificateBuilder(issuer.subject, _name(principal.kind.value), _proven_key(csr_pem))
             .serial_number(x509.random_serial_number())
             .not_valid_before(start - _BACKDATE)
-            .not_valid_after(min(start + lifetime, issuer.not_valid_after_utc))
+            .not_valid_after(start + lifetime)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(digital_signature=True), critical=True)
             .add_extension(x509.ExtendedKeyUsage([_CLIENT, _SERVER] if serves else [_CLIENT]), critical=False)
@@ -240,6 +247,13 @@ class Trust:
 def own(identity: Identity) -> Principal:
     """Who we are, by our own certificate. OSError or ValueError if that cannot be read."""
     return Principal.parse(_uri(_read(identity.certificate)[0]))
+
+
+def judged(identity: Identity, now: float) -> Peer:
+    """Our own certificate as a peer of this authority judges it. UnauthenticatedError says what is wrong with
+    it; OSError or ValueError if the folder is not whole."""
+    leaf = _read(identity.certificate)[0]
+    return Trust(identity).verify(leaf.public_bytes(serialization.Encoding.DER), now)
 
 
 def expiry(identity: Identity) -> datetime:

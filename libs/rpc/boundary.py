@@ -27,6 +27,7 @@ from libs.errors import (
     MeshError,
     UnauthenticatedError,
     UnavailableError,
+    UnimplementedError,
 )
 from libs.identity import Identity, Principal
 
@@ -166,6 +167,7 @@ class Doorway:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.methods: dict[str, Method] = {}
+        self.unknown = Method("unknown", grpc.stream_unary_rpc_method_handler(_unknown), frozenset({"*"}))
         self.draining = False
         self._live: set[Visit] = set()
         self._trust = pki.Trust(identity)
@@ -251,16 +253,18 @@ class Doorway:
 
     def _admit(self, visit: Visit, context: dict[str, object]) -> Principal:
         context["request_id"] = _request_id(visit.metadata)
-        if (leaf := visit.leaf()) is None:
+        try:
+            if (leaf := visit.leaf()) is None:
+                raise UnauthenticatedError("no client certificate")
+            visit.peer = peer = self._trust.verify(leaf, self._clock())
+        except UnauthenticatedError:
             context["peer"] = visit.origin()
-            raise UnauthenticatedError("no client certificate")
-        visit.peer = peer = self._trust.verify(leaf, self._clock())
+            raise
         caller = peer.principal
         context["caller"] = caller.id
         if peer in self._denied:
             raise UnauthenticatedError(f"{caller.id} is on the deny list")
-        roles = visit.method.roles
-        if caller.role not in roles and "*" not in roles:
+        if not mesh.lets_in(visit.method.roles, caller.role):
             raise DeniedError(f"{caller.id} may not call {visit.method.name}")
         if self.draining and not visit.method.name.startswith(_WHEN_DRAINING):
             raise UnavailableError("draining")
@@ -283,6 +287,11 @@ class Doorway:
         """Ends the calls that are inside with this error."""
         for visit in filter(which, list(self._live)):
             visit.interrupt(error)
+
+
+async def _unknown(requests: object, call: object) -> bytes:
+    """What is behind every method that nobody registered, for callers that we know."""
+    raise UnimplementedError("no such method here")
 
 
 async def _answer(visit: Visit, call: Call) -> None:

@@ -35,6 +35,7 @@ _RETRY = {
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     # every RPC of ours may be repeated: mutations are answered with their first verdict
     ("grpc.service_config", json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": _RETRY}]})),
+    ("grpc.enable_http_proxy", 0),  # the mesh is called directly, whatever the environment says
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.keepalive_time_ms", 30_000),

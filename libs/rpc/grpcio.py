@@ -82,9 +82,10 @@ class GrpcioFront:
 class _Handlers(grpc.GenericRpcHandler):
     def __init__(self, doorway: Doorway) -> None:
         self._handlers = {name: _through(doorway, method) for name, method in doorway.methods.items()}
+        self._unknown = _through(doorway, doorway.unknown)
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        return self._handlers.get(details.method)
+        return self._handlers.get(details.method, self._unknown)
 
 
 def _through(doorway: Doorway, method: Method) -> Any:

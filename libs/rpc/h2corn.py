@@ -137,11 +137,7 @@ class Application:
     ) -> None:
         if scope["type"] != "http":
             raise UnimplementedError(f"no {scope['type']} here")
-        method = self._methods.get(scope["raw_path"])
-        if method is None:
-            unknown = Status(grpc.StatusCode.UNIMPLEMENTED, f"no method {scope['path']}")
-            await _refuse(send, unknown)
-            return
+        method = self._methods.get(scope["raw_path"], self._doorway.unknown)
         exchange = Exchange(self, method, scope, receive, send)
         await exchange.finish(await self._doorway.enter(exchange))
 

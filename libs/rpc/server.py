@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import aio as reflection
 
 from libs import mesh, pki
+from libs.errors import UnavailableError
 from libs.identity import Identity
 from libs.mesh import Component
 
@@ -67,12 +68,15 @@ async def serving(
     callers: Mapping[str, frozenset[str]] = mesh.METHODS,
     clock: Callable[[], float] = time.time,
     check_seconds: float = 1.0,
+    ready: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Serving]:
     """Serves what `register` adds, to those whom `callers` lets in, while the block runs.
 
-    Every `check_seconds` it looks for a new certificate and for callers that may not stay. When the block
-    ends: NOT_SERVING, then nothing more is accepted, then each of `on_drain` is called so that parked calls
-    can be answered, and what is not done within `limits.drain_seconds` ends as UNAVAILABLE.
+    Every `check_seconds` it looks for a new certificate and for callers that may not stay, and asks `ready`,
+    which raises UnavailableError, naming the reason, while the component cannot do its job: NOT_SERVING.
+
+    When the block ends: NOT_SERVING, then nothing more is accepted, then each of `on_drain` is called so that
+    parked calls can be answered, and what is not done within `limits.drain_seconds` ends as UNAVAILABLE.
     """
     own = pki.own(identity)
     if own.role != f"cp/{component.name}":
@@ -85,6 +89,7 @@ async def serving(
     carrier = _front(front, doorway, identity, limits)
     bound = await carrier.start(host, port)
     keeper = asyncio.create_task(_keep(doorway, carrier, files, check_seconds))
+    asker = asyncio.create_task(_ask(ready, health, check_seconds)) if ready else keeper
     health.set_ready(True)
     address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
     _log.info("%s serves at %s by %s", component.name, address, front)
@@ -96,8 +101,9 @@ async def serving(
         for hook in on_drain:
             hook()
         keeper.cancel()
+        asker.cancel()
         await carrier.stop(limits.drain_seconds)
-        await asyncio.wait({keeper})
+        await asyncio.wait({keeper, asker})
         _log.info("%s is drained", component.name)
 
 
@@ -139,6 +145,18 @@ async def _keep(doorway: Doorway, front: Front, files: Files, seconds: float) ->
                 _log.info("serving with a new certificate")
         except (OSError, ValueError) as error:
             _log.warning("cannot read our certificate or the deny list, trying again: %s", error)
+
+
+async def _ask(ready: Callable[[], Awaitable[None]], health: Health, seconds: float) -> None:
+    while True:
+        try:
+            await ready()
+        except UnavailableError as error:
+            _log.warning("not ready: %s", error)
+            health.set_ready(False)
+        else:
+            health.set_ready(True)
+        await asyncio.sleep(seconds)
 
 
 def _add_health_and_reflection(doorway: Doorway, health: Health) -> None:

@@ -19,8 +19,8 @@ from libs.errors import (
     NotFoundError,
     PreconditionError,
     UnauthenticatedError,
-    UnavailableError,
     UnimplementedError,
+    UnreachableError,
 )
 
 DOMAIN = "agentctl.dev"
@@ -41,8 +41,8 @@ _BY_CODE: dict[grpc.StatusCode, type[MeshError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: ExhaustedError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
     grpc.StatusCode.UNIMPLEMENTED: UnimplementedError,
-    grpc.StatusCode.UNAVAILABLE: UnavailableError,
-    grpc.StatusCode.CANCELLED: UnavailableError,  # not by us: the server or the way to it went away
+    grpc.StatusCode.UNAVAILABLE: UnreachableError,  # ours say their reason
+    grpc.StatusCode.CANCELLED: UnreachableError,  # not by us: the server or the way to it went away
     grpc.StatusCode.INTERNAL: InternalError,
     grpc.StatusCode.DATA_LOSS: InternalError,
 }

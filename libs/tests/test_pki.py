@@ -168,13 +168,16 @@ def test_issue_again_replaces_key_and_certificate(authority, issue):
     assert identity.certificate.read_bytes() != before[1]
 
 
-def test_a_lifetime_is_kept_and_never_longer_than_the_intermediates(authority, issue):
+def test_a_lifetime_is_kept_or_refused_when_longer_than_the_intermediates(authority, issue):
     now = datetime(2030, 1, 1, tzinfo=UTC)
     short = leaf_of(issue("/user/b", now=now, lifetime=timedelta(hours=1)))
     assert short.not_valid_before_utc == now - timedelta(minutes=1)
     assert short.not_valid_after_utc == now + timedelta(hours=1)
-    long = issue("/user/b", lifetime=timedelta(days=36500))
-    assert expiry(long) == authority.intermediates[TrustClass.USERS][0].not_valid_after_utc
+    end = authority.intermediates[TrustClass.USERS][0].not_valid_after_utc
+    longest = issue("/user/b", now=end - timedelta(hours=30), lifetime=timedelta(hours=30))
+    assert expiry(longest) == end
+    with pytest.raises(ValueError, match=r"lifetime of 31h is too long: the users .*the longest is 30h"):
+        issue("/user/b", now=end - timedelta(hours=30), lifetime=timedelta(hours=31))
 
 
 def test_own_is_who_the_certificate_says(issue):

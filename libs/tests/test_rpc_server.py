@@ -58,6 +58,24 @@ async def test_health_says_serving_unless_told_otherwise(mesh, served):
             await health.Check(health_pb2.HealthCheckRequest(service="no.Service"))
 
 
+async def test_health_follows_readiness(mesh, serve):
+    reasons = ["the store is away"]
+
+    async def ready() -> None:
+        if reasons:
+            raise UnavailableError(reasons[0])
+
+    async with serve(ready=ready, check_seconds=0.01) as served, mesh.dial_as("agent", served) as channel:
+        health = health_stub(channel)
+
+        async def says(status: int) -> bool:
+            return bool((await health.Check(health_pb2.HealthCheckRequest())).status == status)
+
+        await until(lambda: says(NOT_SERVING))
+        reasons.clear()
+        await until(lambda: says(SERVING))
+
+
 async def test_reflection_of_both_versions_lists_the_services(mesh, served):
     async with mesh.dial_as("user", served) as channel:
         for version in ("v1", "v1alpha"):

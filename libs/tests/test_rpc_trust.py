@@ -58,6 +58,10 @@ async def test_without_a_certificate_there_is_no_call(mesh, served, echo, front)
         call: Any = channel.unary_unary("/test.Echo/Say")
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call(b"", timeout=5)
+        unknown: Any = channel.unary_unary("/no.Service/Say")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await unknown(b"", timeout=5)
+    assert refused.value.code() is raised.value.code(), "what is not there answers strangers alike"
     # grpc.aio can refuse in the handshake only
     by_front = {"h2corn": grpc.StatusCode.UNAUTHENTICATED, "grpcio": grpc.StatusCode.UNAVAILABLE}
     assert raised.value.code() is by_front[front]

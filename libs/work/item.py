@@ -161,7 +161,7 @@ def check_text(wrong: dict[str, str], name: str, text: str, most: int) -> None:
 def check_length(wrong: dict[str, str], name: str, length: timedelta | None, most: timedelta) -> None:
     """Add to `wrong` if the time is negative or too long."""
     if length is not None and not timedelta(0) <= length <= most:
-        wrong[name] = f"0..{most}"
+        wrong[name] = f"0s to {most.days}d" if most.days else f"0s to {most.seconds}s"
 
 
 @dataclass(frozen=True, slots=True)

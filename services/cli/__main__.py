@@ -37,8 +37,8 @@ def root(
 
     \b
     A whole plane on this machine, and first work for it:
-      agentctl up                                            (leave it running)
-      agentctl work submit demo/summarize docs/*.txt --wait  (in another terminal)
+      agentctl up                   (leave it running; in another terminal:)
+      agentctl work submit demo/summarize examples/documents/*.txt --wait
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 denied, 5 unavailable.
     """

@@ -102,13 +102,17 @@ async def purge(
     all_: AllOption = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete dead letters for good. Asks first on a terminal.
+    """Delete dead letters for good. Asks first on a terminal; without one, --all needs --yes.
 
     Example: agentctl dead purge demo/summarize --label team=search --yes
     """
     from agentctl.coordination.v1 import coordination_service_pb2 as pb
 
     chosen = _chosen(_filter(id_, cause, label, group), all_=all_)
+    if all_ and not yes and not sys.stdin.isatty():
+        raise FailedError(
+            "--all deletes every dead letter, and nobody can be asked here: add --yes", Exit.USAGE
+        )
     if not yes and sys.stdin.isatty():
         which = "every dead letter" if all_ else "the dead letters that match"
         if not typer.confirm(f"Delete {which} of {queue} for good?", err=True):

@@ -11,6 +11,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _WHOLE = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _LONGEST = timedelta(days=36_500)
+_SHORTEST = timedelta(milliseconds=1)
 
 
 def duration(text: str) -> timedelta:
@@ -22,7 +23,12 @@ def duration(text: str) -> timedelta:
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
     if seconds > _LONGEST.total_seconds():
         raise ValueError(f"{text!r} is longer than a hundred years")
-    return timedelta(seconds=seconds)
+    return of_seconds(seconds)
+
+
+def of_seconds(seconds: float) -> timedelta:
+    """What is more than nothing is at least a millisecond: zero often means never, or no bound."""
+    return max(timedelta(seconds=seconds), _SHORTEST) if seconds > 0 else timedelta(seconds=seconds)
 
 
 def option(text: str) -> timedelta:

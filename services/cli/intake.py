@@ -21,7 +21,7 @@ from libs.errors import InvalidError
 from libs.work import Backoff, Work
 
 from .choices import Dedupe
-from .durations import duration
+from .durations import duration, of_seconds
 from .output import FailedError
 
 _UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
@@ -45,16 +45,20 @@ def from_lines(lines: Iterable[bytes]) -> list[Work]:
 def from_jsonl(lines: Iterable[bytes], source: str) -> list[Work]:
     """One item a JSON object a line; blank lines are skipped. Errors name the line and the field."""
     works = []
+    lines_of: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{source}:{number}"
         try:
-            works.append(_checked(_from_entry(json.loads(line, object_pairs_hook=_unique)), where))
+            work = _checked(_from_entry(json.loads(line, object_pairs_hook=_unique)), where)
         except json.JSONDecodeError as error:
             raise FailedError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
         except (ValueError, RecursionError) as error:
             raise FailedError(f"{where}: {error}") from error
+        if (first := lines_of.setdefault(work.id, number)) != number:
+            raise FailedError(f"{where}: id: {work.id} is that of line {first} already")
+        works.append(work)
     return works
 
 
@@ -112,7 +116,10 @@ def _from_entry(entry: object) -> Work:
 def _payload(name: str, value: object) -> dict[str, Any]:
     match name:
         case "payload_json":
-            plain = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+            try:
+                plain = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            except ValueError as error:
+                raise ValueError(f"{name}: JSON has no NaN and no Infinity") from error
             return {"payload": plain.encode()}
         case "payload_base64":
             try:
@@ -161,7 +168,7 @@ def _number(name: str, value: object) -> float:
 
 def _duration(name: str, value: object) -> timedelta:
     try:
-        return duration(value) if isinstance(value, str) else timedelta(seconds=_number(name, value))
+        return duration(value) if isinstance(value, str) else of_seconds(_number(name, value))
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{name}: a duration such as 30s, or a number of seconds") from error
 

@@ -106,7 +106,7 @@ def issue(authority: Authority, spiffe_path: str, folder: Path, lifetime: timede
     try:
         authority.issue(f"spiffe://{authority.domain}/{path}", folder, lifetime=lifetime, dns_names=names)
     except ValueError as error:
-        raise FailedError(f"SPIFFE-PATH {spiffe_path}: {error}") from error
+        raise FailedError(f"{spiffe_path}: {error}", Exit.USAGE) from error
     return folder
 
 

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import pki
+from . import names, pki
 from .choices import Front, Store
 from .output import Exit, FailedError
 from .processes import Record, end, left_over
@@ -31,6 +31,7 @@ _AGENT_LIFETIME = timedelta(hours=1)
 _RENEWAL_SECONDS = 30.0  # between two looks at what is due
 _GRACE = {"agent": 35.0, "coordination": 20.0, "provider": 10.0}  # a little over what each takes by itself
 _OURS = re.compile(r"(AGENTCTL|COORDINATION|AGENT|PROVIDER|OPENAI)_")
+_PATH = re.compile(r"\S*/\S*|\S*\.\w+")  # what is meant as a path: no spaces, and a slash or an extension
 _STAND_IN = "agentctl-extractive"
 
 Release = Callable[[str, str, str], Awaitable[int]]
@@ -52,9 +53,16 @@ class Plan:
 
     def __post_init__(self) -> None:
         """FailedError says which option does not fit."""
-        label = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-        if not re.fullmatch(rf"{label}/[a-z0-9](?:[a-z0-9.-]{{0,198}}[a-z0-9])?", self.queue):
-            raise FailedError(f"--queue {self.queue}: write it as namespace/name, in lower case", Exit.USAGE)
+        try:
+            names.queue(self.queue)
+        except ValueError as error:
+            raise FailedError(f"--queue: {error}", Exit.USAGE) from error
+        if _PATH.fullmatch(self.instruction) and not Path(self.instruction).is_file():
+            raise FailedError(
+                f"--instruction {self.instruction}: there is no such file "
+                "(if this is the instruction itself, write it as words with spaces)",
+                Exit.USAGE,
+            )
         if (self.store is Store.POSTGRES) != (self.database_file is not None):
             raise FailedError("--store postgres and --dsn-file FILE go together", Exit.USAGE)
         if self.environment.get("OPENAI_BASE_URL") and not self.environment.get("AGENT_MODEL"):

@@ -12,6 +12,7 @@ from . import durations
 from .choices import OnDeadHead, OnExpiry
 from .output import Exit, FailedError, emit, fields, show
 from .session import Session, command
+from .work import QueueArgument
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Queues: list, configure, pause, resume.")
 
-QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="namespace/name")]
 _SIZES = {"": 1, "b": 1, "kib": 1024, "mib": 1024 * 1024}
 
 

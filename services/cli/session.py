@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,6 +92,9 @@ class Session:
         return found
 
 
+_REFUSED = re.compile(r"failed to connect .*(Unwrap failed|: Socket closed$)")
+"""How gRPC puts it that the server ended the handshake after it had our certificate."""
+
 Body = Callable[..., Awaitable[None]]
 
 
@@ -140,6 +145,7 @@ async def _call(settings: Settings, shape: str, body: Body, given: Mapping[str, 
     from libs.identity import Identity
     from libs.work import connect
 
+    check_certificate(tls_dir)
     try:
         async with connect(address, Identity(tls_dir)) as client:
             await body(Session(client, address, shape, settings.state), **given)
@@ -166,6 +172,24 @@ def _target(settings: Settings) -> tuple[str, Path]:
     return address, tls_dir
 
 
+def check_certificate(tls_dir: Path) -> None:
+    """FailedError says what a server of the same authority would not believe. A failed handshake cannot."""
+    from libs import pki
+    from libs.errors import UnauthenticatedError
+    from libs.identity import Identity
+    from libs.rpc.rotation import Files
+
+    identity = Identity(tls_dir)
+    try:
+        pki.judged(identity, time.time())
+        Files(identity).check()
+    except UnauthenticatedError as error:
+        mend = "`agentctl up`, `agentctl pki init` and `agentctl pki issue` make new ones"
+        raise FailedError(f"{tls_dir}: {error} ({mend})", Exit.DENIED) from error
+    except (OSError, ValueError) as error:
+        raise FailedError(f"{tls_dir}: not a whole certificate folder: {error}", Exit.DENIED) from error
+
+
 def failed(error: MeshError, address: str) -> FailedError:
     """The error of a call as a line that names the mend, with its exit code."""
     from libs import errors
@@ -177,12 +201,32 @@ def failed(error: MeshError, address: str) -> FailedError:
             return FailedError(f"{error} (see who you are with `agentctl pki show DIR`)", Exit.DENIED)
         case errors.DeniedError():
             return FailedError(f"{error}", Exit.DENIED)
-        case errors.UnavailableError() | errors.DeadlineError():
-            mend = (
-                "is it up, see `agentctl up`? is your certificate of its authority, see `agentctl pki show`?"
-            )
-            return FailedError(f"no answer from {address}: {error} ({mend})", Exit.UNAVAILABLE)
+        case errors.UnreachableError():
+            return _unreachable(str(error), address)
+        case errors.DeadlineError():
+            return FailedError(f"{address} did not answer in time: {error}", Exit.UNAVAILABLE)
+        case errors.UnavailableError():
+            return FailedError(f"{address} answers UNAVAILABLE: {error}", Exit.UNAVAILABLE)
         case errors.InternalError():
             return FailedError(f"a bug in the service, its log has the details: {error}")
         case _:
             return FailedError(str(error) or error.reason)
+
+
+def _unreachable(said: str, address: str) -> FailedError:
+    """gRPC tells the ways in which a connection can fail apart in its text only."""
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        who = "its certificate is not by the authority of your certificate folder, or not coordination's"
+        return FailedError(f"{address} is not believed: {who} (see `agentctl pki show DIR`)", Exit.DENIED)
+    if _REFUSED.search(said):
+        why = "it does not believe your certificate: another authority's, or a clock is wrong"
+        return FailedError(
+            f"{address} refused the TLS handshake: {why} (see `agentctl pki show DIR`)", Exit.DENIED
+        )
+    if "handshake failed" in said:
+        return FailedError(
+            f"{address} answers, but not with TLS as coordination does: {said}", Exit.UNAVAILABLE
+        )
+    return FailedError(
+        f"nobody answers at {address}: {said} (is it up, see `agentctl up`?)", Exit.UNAVAILABLE
+    )

@@ -52,7 +52,7 @@ async def submit(
 
     \b
     Examples:
-      agentctl work submit demo/summarize docs/*.txt --wait
+      agentctl work submit demo/summarize examples/documents/*.txt --wait
       echo '{"payload": "hello", "priority": 5, "delay": "30s"}' | agentctl work submit demo/greet --jsonl -
       sort urls.txt | agentctl work submit demo/fetch - --dedupe content
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -136,7 +137,9 @@ def _welcome(address: str, domain: str, plan: Plan, state: State) -> str:
         plan.environment.get("OPENAI_BASE_URL")
         or "a stand-in that is no model (set OPENAI_BASE_URL for a real one)"
     )
-    service = "agentctl.coordination.v1.CoordinationService"
+    files = ("-cacert", f"{tls}/ca.crt", "-cert", f"{tls}/tls.crt", "-key", f"{tls}/tls.key")
+    called = ("-authority", f"coordination.cp.{domain}", address)
+    grpcurl = ("grpcurl", *files, *called, "list", "agentctl.coordination.v1.CoordinationService")
     return f"""
 The plane is up. Model: {model}. Logs: {state.logs}
 
@@ -144,8 +147,7 @@ The plane is up. Model: {model}. Logs: {state.logs}
   agentctl work watch {plan.queue}                      follow the queue
   agentctl queues list
 
-  grpcurl -cacert {tls}/ca.crt -cert {tls}/tls.crt -key {tls}/tls.key \\
-    -authority coordination.cp.{domain} {address} list {service}
+  {shlex.join(grpcurl)}
 
 Ctrl-C stops it.
 """

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import names
 from .choices import ResultFormat, State
 from .output import Exit, FailedError, emit, note, show
 from .session import Session, command
@@ -18,9 +19,14 @@ app = typer.Typer(no_args_is_help=True, help="Submit work, follow it, read its r
 
 BATCH = 1000  # entries of one request
 
-QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="namespace/name")]
+QueueArgument = Annotated[
+    str, typer.Argument(metavar="QUEUE", parser=names.queue_option, help="namespace/name")
+]
 SomeQueueArgument = Annotated[
-    str | None, typer.Argument(metavar="[QUEUE]", help="namespace/name. Default: the local plane's.")
+    str | None,
+    typer.Argument(
+        metavar="[QUEUE]", parser=names.queue_option, help="namespace/name. Default: the local plane's."
+    ),
 ]
 GroupOption = Annotated[str, typer.Option(help="Only items submitted as this group.")]
 LabelOption = Annotated[

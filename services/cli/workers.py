@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .output import emit
+from .output import Exit, FailedError, emit
 from .session import Session, command
 
 app = typer.Typer(no_args_is_help=True, help="Workers that hold work.")
@@ -37,3 +37,5 @@ async def release(
         emit(answer)
     else:
         typer.echo(f"{answer.released_count} items given back")
+    if not answer.released_count:
+        raise FailedError(f"no pod {pod_uid} of {namespace} holds anything", Exit.NOT_FOUND)

@@ -19,7 +19,7 @@ from libs.errors import UnavailableError
 from libs.identity import Identity
 from libs.mesh import COORDINATION
 from libs.rpc.boundary import Limits
-from libs.rpc.server import Serving, serving, stopped
+from libs.rpc.server import serving, stopped
 from libs.settings import SettingsError, describe, load
 
 from .metrics import QueueMetrics
@@ -51,18 +51,6 @@ async def _store(settings: Settings, wake: Wake) -> AsyncIterator[Store]:
         database = nullcontext(settings.database_file.read_text().strip())
     async with database as conninfo, PostgresStore.open(conninfo, wake) as store:
         yield store
-
-
-async def _report_readiness(store: Store, server: Serving) -> None:
-    while True:
-        try:
-            await store.check()
-        except UnavailableError as error:
-            _log.warning("not ready: %s", error)
-            server.set_ready(False)
-        else:
-            server.set_ready(True)
-        await anyio.sleep(1)
 
 
 def _background(tasks: TaskGroup) -> Callable[[Coroutine[object, object, None]], None]:
@@ -98,9 +86,9 @@ async def run(settings: Settings) -> None:
                 front=settings.front,
                 limits=Limits(drain_seconds=settings.drain.total_seconds()),
                 on_drain=[waiting.drain],
-            ) as server,
+                ready=store.check,
+            ),
         ):
-            tasks.start_soon(_report_readiness, store, server)
             await stopped()
         tasks.cancel_scope.cancel()
 

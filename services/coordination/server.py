@@ -26,12 +26,12 @@ from .work import (
     Lease,
     Policy,
     QueueStats,
-    Results,
 )
 
 _POLL = 1.0  # seconds between two looks of a waiter that nobody woke, in case a wake was lost on the way
 _MARGIN = 0.2  # an empty answer leaves this long before the caller's deadline
 _RESULTS_PAGE = 200
+_MOST_QUEUES = 2000  # in one answer; a namespace has at most half as many
 _PACE = 0.05  # seconds at least between two looks of one watch: what settles together leaves together
 _ANSWER_BYTES = 3_500_000  # callers take 4 MiB
 
@@ -199,9 +199,10 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
                 self._waiting.check()
                 ends = bool(ids) or not request.follow
                 over = ends and await self._all_settled(queue, group, ids, access)
-                results, items = await self._page(look, cursor)
+                results = await look(cursor=cursor, limit=_RESULTS_PAGE)
                 cursor = results.cursor
-                if items:
+                if results.items:
+                    items = [wire.item_to_pb(item) for item in results.items]
                     yield pb.WatchResultsResponse(results=items, cursor=cursor)
                 elif over and not results.held_back:
                     return
@@ -210,35 +211,26 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
 
     async def _queues_of(self, ids: frozenset[str], access: Access) -> frozenset[str]:
         """The queues of these items, each of which must be there for the caller."""
-        found = {item.id: item.queue for item in await self._store.items(sorted(ids), access.scope)}
+        found = await self._store.standing(sorted(ids), access.scope)
         if missing := sorted(ids - found.keys()):
             raise NotFoundError(f"{len(missing)} of these items not found, the first is {missing[0]}")
-        return frozenset(found.values())
+        return frozenset(queue for queue, _ in found.values())
 
     async def _all_settled(self, queue: str, group: str | None, ids: frozenset[str], access: Access) -> bool:
         if ids:
-            items = await self._store.items(sorted(ids), access.scope)
-            return all(item.state.settled for item in items)
+            found = await self._store.standing(sorted(ids), access.scope)
+            return all(state.settled for _, state in found.values())
         return not await self._store.unsettled(queue=queue, group=group, scope=access.scope)
-
-    async def _page(
-        self, look: Callable[..., Coroutine[object, object, Results]], cursor: str
-    ) -> tuple[Results, list[work_pb2.Item]]:
-        """Results that fit an answer, in both forms."""
-        limit = _RESULTS_PAGE
-        while True:
-            results = await look(cursor=cursor, limit=limit)
-            items = [wire.item_to_pb(item) for item in results.items]
-            if limit == 1 or _fits(items):
-                return results, items
-            limit = max(1, limit // 4)
 
     # --- Queues ---
 
     async def GetQueues(self, request: pb.GetQueuesRequest, context: object) -> pb.GetQueuesResponse:
         access = self._access(context)
         names, namespace = self._which(request.queues, request.namespace, access)
-        return pb.GetQueuesResponse(queues=await self._queues(names, namespace, access))
+        queues = await self._queues(names, namespace, access)
+        if len(queues) > _MOST_QUEUES:
+            raise ExhaustedError(f"{len(queues)} queues are too many for an answer; ask by namespace")
+        return pb.GetQueuesResponse(queues=queues)
 
     async def WatchQueues(
         self, request: pb.WatchQueuesRequest, context: object
@@ -256,7 +248,8 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
                 news = [queue for queue in queues if sent.get(queue.name) != _numbers(queue)]
                 if news or first:
                     sent |= {queue.name: _numbers(queue) for queue in news}
-                    yield pb.WatchQueuesResponse(queues=news)
+                    for start in range(0, max(1, len(news)), _MOST_QUEUES):
+                        yield pb.WatchQueuesResponse(queues=news[start : start + _MOST_QUEUES])
                 first = False
                 await _signal(self._waiting.drained, interval)
                 await _signal(moved, _POLL)

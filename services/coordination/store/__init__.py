@@ -126,15 +126,22 @@ class Store(ABC):
     # Looking
 
     @abstractmethod
+    async def standing(self, ids: Sequence[str], scope: Scope) -> dict[str, tuple[str, State]]:
+        """Queue and state of those of these items that exist and are in scope. Reads nothing else of them."""
+
+    @abstractmethod
     async def items(self, ids: Sequence[str], scope: Scope, *, with_payload: bool = False) -> list[Item]:
-        """The items with these ids that exist and are in scope, in the order of ids."""
+        """The items with these ids that exist and are in scope, in the order of ids. ExhaustedError, before
+        they are read, if results, and payloads if asked for, are more than MAX_GRANT_BYTES together.
+        """
 
     @abstractmethod
     async def list_items(
         self, queue: str, matching: ItemFilter, scope: Scope, *, size: int, token: str
     ) -> Page:
-        """Items of a queue in scope, oldest first. No states: all that are READY, DELAYED, BLOCKED or
-        LEASED. Pages are stable: an item that stands still appears once. InvalidError: a token not ours.
+        """Items of a queue in scope, without results, oldest first. No states: all that are READY, DELAYED,
+        BLOCKED or LEASED. Pages are stable: an item that stands still appears once. InvalidError: a token not
+        ours.
         """
 
     @abstractmethod
@@ -151,7 +158,8 @@ class Store(ABC):
         """Items settled (SUCCEEDED, DEAD or CANCELED) after `cursor` ("": from the beginning), in settle
         order: of a queue, of a group of it, or with these ids (queue ""). None is ever skipped: what a
         running transaction may still settle comes later, never before a cursor given out; what must wait for
-        that is `held_back`. InvalidError: a cursor not ours.
+        that is `held_back`. At most `limit`, and as few as keep what they carry within MAX_GRANT_BYTES, but
+        at least one. InvalidError: a cursor not ours.
         """
 
     @abstractmethod

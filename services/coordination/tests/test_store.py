@@ -2275,3 +2275,55 @@ async def test_a_worker_of_another_queue_gets_nothing_of_this_one(queue):
     await other.add()
     order = ClaimOrder(other.name, ANNA, 10, 1 << 20, 60_000)
     assert [g.queue for g in (await queue.store.claim(order)).grants] == [other.name]
+
+
+# --- What a look may weigh ----------------------------------------------------------------------------
+
+
+async def finished(queue, count: int, result: bytes) -> list[str]:
+    """Items that are settled with this result, in settle order."""
+    ids: list[str] = await queue.add(*(item() for _ in range(count)))
+    for grant in await queue.claim(count):
+        assert await queue.ack(grant, result) == OK
+    return ids
+
+
+async def test_items_that_are_too_much_together_are_refused(queue):
+    ids = await finished(queue, 4, b"r" * (1 << 20))
+    assert len(await queue.store.items(ids[:3], ALL)) == 3
+    with pytest.raises(ExhaustedError):
+        await queue.store.items(ids, ALL)
+    big = await queue.add(*(item(payload=b"p" * (1 << 20)) for _ in range(4)))
+    assert len(await queue.store.items(big, ALL)) == 4
+    with pytest.raises(ExhaustedError):
+        await queue.store.items(big, ALL, with_payload=True)
+
+
+async def test_results_come_as_few_at_a_time_as_an_answer_carries(queue):
+    ids = await finished(queue, 7, b"r" * (1 << 20))
+    seen: list[str] = []
+    cursor, pages = "", 0
+    while (page := await results(queue, cursor=cursor, limit=100)).items:
+        assert 1 <= len(page.items) <= 3
+        seen += [i.id for i in page.items]
+        cursor, pages = page.cursor, pages + 1
+    assert seen == ids
+    assert pages >= 3
+
+
+async def test_lists_have_no_results(queue):
+    (id,) = await finished(queue, 1, b"r")
+    (listed_item,) = await listed(queue, ItemFilter(states=frozenset({State.SUCCEEDED})))
+    assert (listed_item.id, listed_item.result) == (id, b"")
+    assert (await queue.item(id)).result == b"r"
+
+
+async def test_standing_tells_queue_and_state_of_what_is_in_scope(queue):
+    (settled,) = await finished(queue, 1, b"r")
+    (ready,) = await queue.add()
+    asked = [settled, ready, item().id]
+    assert await queue.store.standing(asked, ALL) == {
+        settled: (queue.name, State.SUCCEEDED),
+        ready: (queue.name, State.READY),
+    }
+    assert await queue.store.standing(asked, Scope("other")) == {}

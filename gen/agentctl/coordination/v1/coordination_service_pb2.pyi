@@ -1005,7 +1005,7 @@ Global___GetQueuesRequest: _TypeAlias = GetQueuesRequest  # noqa: Y015
 
 @_typing.final
 class GetQueuesResponse(_message.Message):
-    """The queues."""
+    """The queues. More than 2,000 are RESOURCE_EXHAUSTED: ask by namespace."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

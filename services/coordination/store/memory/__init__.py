@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from libs.errors import InvalidError, NotFoundError
+from libs.errors import ExhaustedError, InvalidError, NotFoundError
 
 from ...work import (
+    MAX_GRANT_BYTES,
     MAX_REFUNDS,
     OK,
     UNKNOWN,
@@ -141,7 +142,7 @@ class MemoryStore(Store):
                     q.counts[State.READY] -= 1
                     self._table.die(row, DeadCause.EXPIRED, now, touched)
                 else:
-                    size += row.size()
+                    size += len(row.new.payload) + row.carried()
                     if rows and size > order.max_bytes:
                         return rows
                     ready.popleft()
@@ -335,10 +336,20 @@ class MemoryStore(Store):
 
     # --- Looking ---
 
+    async def standing(self, ids: Sequence[str], scope: Scope) -> dict[str, tuple[str, State]]:
+        self._now()
+        return {row.new.id: (row.queue.name, row.state) for row in self._found(ids, scope)}
+
     async def items(self, ids: Sequence[str], scope: Scope, *, with_payload: bool = False) -> list[Item]:
         now = self._now()
-        rows = [row for id in ids if (row := self._table.rows.get(id)) is not None and row.in_scope(scope)]
+        rows = self._found(ids, scope)
+        size = sum(len(row.result) + (len(row.new.payload) if with_payload else 0) for row in rows)
+        if size > MAX_GRANT_BYTES:
+            raise ExhaustedError(f"these items are {size} bytes, more than {MAX_GRANT_BYTES}; ask for fewer")
         return [row.item(now, with_payload=with_payload) for row in rows]
+
+    def _found(self, ids: Sequence[str], scope: Scope) -> list[Row]:
+        return [row for id in ids if (row := self._table.rows.get(id)) is not None and row.in_scope(scope)]
 
     async def list_items(
         self, queue: str, matching: ItemFilter, scope: Scope, *, size: int, token: str
@@ -360,7 +371,7 @@ class MemoryStore(Store):
             last = seq
             known = row.new.id in self._table.rows
             if known and row.state in states and row.matches(matching) and row.in_scope(scope):
-                found.append(row.item(now))
+                found.append(row.item(now, with_result=False))
         return Page(tuple(found))
 
     async def results(
@@ -369,13 +380,15 @@ class MemoryStore(Store):
         now = self._now()
         last = _number(cursor, "cursor")
         found: list[Item] = []
+        size = 0
         for seq, row in self._settled_after(last, queue, group, ids):
-            if len(found) == limit:
-                break
-            last = seq
             known = row.new.id in self._table.rows
             if known and row.settled_seq == seq and row.in_scope(scope):
+                size += len(row.result) + row.carried()
+                if found and (len(found) == limit or size > MAX_GRANT_BYTES):
+                    break
                 found.append(row.item(now))
+            last = seq
         return Results(tuple(found), str(last))
 
     def _settled_after(

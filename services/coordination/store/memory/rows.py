@@ -129,10 +129,12 @@ class Row:
             and all(new.labels.get(name) == value for name, value in matching.labels.items())
         )
 
-    def size(self) -> int:
-        """Bytes of a grant as far as they are unbounded: what else it has is less than 1 KiB."""
+    def carried(self) -> int:
+        """Bytes of labels, trace and failures. What else an answer has of an item is less than 1 KiB, but for
+        its payload and its result.
+        """
         new = self.new
-        size = len(new.payload)
+        size = 0
         for carried in (new.labels, new.trace):
             for key, text in carried.items():
                 size += 10 + len(key.encode()) + len(text.encode())
@@ -149,7 +151,7 @@ class Row:
             self._failures(now), new.trace,
         )  # fmt: skip
 
-    def item(self, now: int, *, with_payload: bool = False) -> Item:
+    def item(self, now: int, *, with_payload: bool = False, with_result: bool = True) -> Item:
         """What people see."""
         new, state = self.new, self.state
         return Item(
@@ -159,7 +161,8 @@ class Row:
             labels=new.labels, group=new.group, dedupe_key=new.dedupe_key, ordering_key=new.ordering_key,
             content_type=new.content_type, payload_size=len(new.payload),
             payload=new.payload if with_payload else None,
-            result=self.result, result_content_type=self.result_type, failures=self._failures(now),
+            result=self.result if with_result else b"", result_content_type=self.result_type,
+            failures=self._failures(now),
             trace=new.trace, age_ms=now - self.submitted_at,
             ready_in_ms=max(0, self.ready_at - now) if state is State.DELAYED else None,
             lease_expires_in_ms=max(0, self.lease_end - now) if state is State.LEASED else None,

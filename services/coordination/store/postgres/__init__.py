@@ -196,6 +196,9 @@ class PostgresStore(Store):
 
     # --- Looking ---
 
+    async def standing(self, ids: Sequence[str], scope: Scope) -> dict[str, tuple[str, State]]:
+        return await look.standing(self._read, ids, scope)
+
     async def items(self, ids: Sequence[str], scope: Scope, *, with_payload: bool = False) -> list[Item]:
         return await look.items(self._read, ids, scope, with_payload=with_payload)
 

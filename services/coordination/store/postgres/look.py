@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, LiteralString, Protocol
 
-from libs.errors import InvalidError
+from libs.errors import ExhaustedError, InvalidError
 
-from ...work import Item, ItemFilter, Page, QueueStats, Results, Scope, State
+from ...work import MAX_GRANT_BYTES, Item, ItemFilter, Page, QueueStats, Results, Scope, State
 from . import rows
 
 SCAN = 2000  # rows that one filtered page looks at
@@ -45,7 +45,7 @@ _AMONG = f"""
     where i.id = any (%(ids)s) and i.queue_id = %(queue)s and i.state = any (%(states)s) and i.ord > %(after)s
     order by i.ord limit %(most)s"""
 _SETTLED = f"""
-    select {rows.SETTLED_COLUMNS}, {_MATCHES} from settled i join queue q on q.id = i.queue_id
+    select {rows.LISTED_COLUMNS}, {_MATCHES} from settled i join queue q on q.id = i.queue_id
     where i.queue_id = %(queue)s and i.state <> 6 and i.state = any (%(states)s)
     and (i.xid, i.ord) > (%(xid)s::text::xid8, %(after)s) and i.drop_at > clock_timestamp()
     order by i.xid, i.ord limit %(most)s"""
@@ -53,8 +53,14 @@ _SETTLED_AFTER = f"""from settled i join queue q on q.id = i.queue_id
     where %s and (i.xid, i.ord) > (%%(xid)s::text::xid8, %%(after)s)
     and i.drop_at > clock_timestamp() and {_SEES.replace("%", "%%")}"""
 _RESULTS = f"""
+    with weighed as (
+        select sum(octet_length(i.result) + octet_length(i.attributes)
+            + coalesce(octet_length(i.failures::text), 0)) over (order by i.xid, i.ord) as bytes
+        {_SETTLED_AFTER} and i.xid < pg_snapshot_xmin(pg_current_snapshot())
+        order by i.xid, i.ord limit %%(most)s)
     select {rows.SETTLED_COLUMNS} {_SETTLED_AFTER} and i.xid < pg_snapshot_xmin(pg_current_snapshot())
-    order by i.xid, i.ord limit %%(most)s"""
+    order by i.xid, i.ord
+    limit (select greatest(1, count(*) filter (where bytes <= %%(budget)s)) from weighed)"""
 _HELD_BACK = f"select exists (select {_SETTLED_AFTER})"
 _ITEMS = f"""
     select {rows.UNSETTLED_COLUMNS}, case when %(payload)s then i.payload end
@@ -64,6 +70,19 @@ _ITEMS = f"""
     select {rows.SETTLED_COLUMNS}, null from settled i join queue q on q.id = i.queue_id
     where i.id = any (%(ids)s) and i.state <> 6 and i.drop_at > clock_timestamp()
     and {_SEES}"""
+_STANDING = f"""
+    select i.id::text, q.name, i.state from item i join queue q on q.id = i.queue_id
+    where i.id = any (%(ids)s) and {_SEES}
+    union all
+    select i.id::text, q.name, i.state from settled i join queue q on q.id = i.queue_id
+    where i.id = any (%(ids)s) and i.state <> 6 and i.drop_at > clock_timestamp() and {_SEES}"""
+_WEIGHT = f"""
+    select coalesce(sum(w.bytes), 0)::int8 from (
+        select case when %(payload)s then i.size else 0 end as bytes
+        from item i join queue q on q.id = i.queue_id where i.id = any (%(ids)s) and {_SEES}
+        union all
+        select octet_length(i.result) from settled i join queue q on q.id = i.queue_id
+        where i.id = any (%(ids)s) and i.state <> 6 and {_SEES}) w"""
 _NUMBERS = "ready, delayed, blocked, leased, dead, submitted, granted, settled"
 _QUEUES = f"""
     select q.name, q.policy::text, q.paused, c.*, oldest.ms,
@@ -106,8 +125,16 @@ def _scope(scope: Scope) -> dict[str, object]:
     return {"namespace": scope.namespace, "submitter": scope.submitter, "holder": scope.holder}
 
 
+async def standing(read: Read, ids: Sequence[str], scope: Scope) -> dict[str, tuple[str, State]]:
+    found = await read(_STANDING, {"ids": list(ids), **_scope(scope)})
+    return {id: (queue, State(state)) for id, queue, state in found}
+
+
 async def items(read: Read, ids: Sequence[str], scope: Scope, *, with_payload: bool) -> list[Item]:
     asked = {"ids": list(ids), "payload": with_payload, **_scope(scope)}
+    ((size,),) = await read(_WEIGHT, asked)
+    if size > MAX_GRANT_BYTES:
+        raise ExhaustedError(f"these items are {size} bytes, more than {MAX_GRANT_BYTES}; ask for fewer")
     found = {row[0]: rows.item(row, row[-1]) for row in await read(_ITEMS, asked)}
     return [found[id] for id in ids if id in found]
 
@@ -161,7 +188,7 @@ async def results(
     if group is not None:
         which += " and i.group_id = %(group)s"
     asked = {"queue": queue, "group": group, "ids": list(ids), "xid": xid, "after": int(after), "most": limit}
-    page = await read(_RESULTS % which, {**asked, **_scope(scope)})
+    page = await read(_RESULTS % (which, which), {**asked, "budget": MAX_GRANT_BYTES, **_scope(scope)})
     if page:
         return Results(tuple(rows.item(row) for row in page), f"{page[-1][-1]}-{page[-1][-2]}")
     ((held_back,),) = await read(_HELD_BACK % which, {**asked, **_scope(scope)})

@@ -33,6 +33,7 @@ UNSETTLED_COLUMNS = f"""{ITEM_COLUMNS}, ms_1(i.ready_at - 'epoch'), ms_1(i.lease
     ms_1(i.died_at - 'epoch'), ''::bytea, '', i.ord, 0::int8"""
 SETTLED_COLUMNS = f"""{ITEM_COLUMNS}, null::int8, null::int8,
     ms_1(i.settled_at - 'epoch'), i.result, i.result_type, i.ord, i.xid::text::int8"""
+LISTED_COLUMNS = SETTLED_COLUMNS.replace("i.result,", "''::bytea,")
 
 _STATES = tuple(State)
 
