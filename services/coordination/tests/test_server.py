@@ -379,3 +379,21 @@ async def test_a_grant_of_many_labels_is_cut_too(it):
     while grants := await it.claim(max_items=1000):
         got += len(grants)
     assert got == 600
+
+
+async def test_more_queues_than_an_answer_carries_are_asked_for_by_namespace(it):
+    for namespace in ("a", "b", "c"):
+        for n in range(700):
+            await it.store.configure(f"{namespace}/q{n}", {})
+    root = await it.stub(ROOT)
+    with pytest.raises(ExhaustedError, match="by namespace"):
+        await root.GetQueues(pb.GetQueuesRequest())
+    assert len((await root.GetQueues(pb.GetQueuesRequest(namespace="b"))).queues) == 700
+    watched: set[str] = set()
+    updates = root.WatchQueues(pb.WatchQueuesRequest())
+    async for update in updates:
+        assert len(update.queues) <= 2000
+        watched |= {queue.name for queue in update.queues}
+        if len(watched) == 2100:
+            break
+    updates.cancel()
