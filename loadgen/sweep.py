@@ -77,6 +77,7 @@ def own_server(
     """A server with a certificate authority and an empty store of its own, below `folder`; both go."""
     with tempfile.TemporaryDirectory(prefix="agentctl-load-", dir=folder) as scratch:
         root = Path(scratch)
+        root.chmod(0o711)  # a PostgreSQL that root starts runs as another user, who has to get in
         authority = Authority.create(root / "pki", _DOMAIN)
         server_identity = authority.issue(f"spiffe://{_DOMAIN}/cp/coordination", root / "server")
         client_identity = authority.issue(f"spiffe://{_DOMAIN}/user/load", root / "client")

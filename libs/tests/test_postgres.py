@@ -4,25 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
+import anyio
+import psutil  # type: ignore[import-untyped]
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from ..postgres import SchemaError, StartError, embedded, migrate, sever
 
 pytestmark = pytest.mark.postgres
 
 
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with open_folder() as folder:
+        yield folder
+
+
 @pytest.fixture(scope="module")
 def data() -> Iterator[Path]:
-    # Not under pytest's own folder: a server started by root runs as another user, who may not enter that.
+    with open_folder() as folder:
+        yield folder / "data"
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """A folder that others may enter, unlike pytest's: a server that root starts runs as another user."""
     with TemporaryDirectory(prefix="agentctl-test-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder) / "data"
+        Path(folder).chmod(0o711)
+        yield Path(folder)
+
+
+def postmaster(data: Path) -> int:
+    return int((data / "postmaster.pid").read_text().split()[0])
+
+
+def has(path: Path) -> bool:
+    return path.exists()
+
+
+def modes(path: Path) -> dict[Path, int]:
+    return {step: step.stat().st_mode for step in path.resolve().parents}
 
 
 @pytest.fixture
@@ -49,6 +80,16 @@ async def ask(dsn: str, statement: str) -> list[tuple[object, ...]]:
         return await cursor.fetchall() if cursor.description else []
 
 
+async def in_time(dsn: str, statement: str) -> list[tuple[object, ...]]:
+    """The answer, as soon as there is one."""
+    with anyio.fail_after(20):
+        while True:
+            try:
+                return await ask(dsn, statement)
+            except psycopg.OperationalError:
+                await anyio.sleep(0.05)
+
+
 async def test_embedded_server_is_durable_and_listens_on_no_port(dsn):
     found = {name: (await ask(dsn, f"show {name}"))[0][0] for name in ("fsync", "listen_addresses")}
     assert found == {"fsync": "on", "listen_addresses": ""}
@@ -65,16 +106,96 @@ async def test_embedded_server_keeps_its_data_and_can_be_entered_twice(data):
 async def test_embedded_server_comes_back_after_a_kill(data):
     async with embedded(data) as dsn:
         await ask(dsn, "create table if not exists survived as select 1 as n")
-        os.kill(int((data / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+        os.kill(postmaster(data), signal.SIGKILL)
         async with embedded(data) as again:
             assert await ask(again, "select n from survived") == [(1,)]
 
 
-async def test_embedded_server_that_cannot_start_says_why(tmp_path):
-    (tmp_path / "PG_VERSION").write_text("9\n")
-    with pytest.raises(StartError, match=r"did not start in .*MiB free"):
-        async with embedded(tmp_path):
+@pytest.mark.parametrize("name", ["data", "a folder, with spaces and a $HOME", "long" * 40])
+async def test_embedded_server_that_is_killed_is_started_again_where_it_was(place, name):
+    async with embedded(place / name) as dsn:
+        await ask(dsn, "create table kept as select 7 as n")
+        before = postmaster(place / name)
+        os.kill(before, signal.SIGKILL)
+        assert await in_time(dsn, "select n from kept") == [(7,)]
+        assert postmaster(place / name) != before
+
+
+async def test_embedded_server_that_is_stopped_is_not_started_again(place):
+    async with embedded(place / "data") as dsn:
+        os.kill(postmaster(place / "data"), signal.SIGINT)
+        with anyio.fail_after(10):
+            while (place / "data" / "postmaster.pid").exists():  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        await anyio.sleep(1.5)  # it would have been by now
+        with pytest.raises(psycopg.OperationalError):
+            await ask(dsn, "select 1")
+
+
+@pytest.mark.parametrize("name", ["data", "long" * 40])
+async def test_embedded_server_is_reached_by_its_user_only_and_leaves_no_socket(place, name):
+    before = modes(place / name)
+    async with embedded(place / name) as dsn:
+        sockets = Path(str(conninfo_to_dict(dsn)["host"]))
+        found = [path.stat() for path in (place / name, sockets, sockets / ".s.PGSQL.5432")]
+        assert {(each.st_mode & 0o777, each.st_uid) for each in found} == {(0o700, found[0].st_uid)}
+        assert modes(place / name) == before
+    assert not has(sockets / ".s.PGSQL.5432")
+    assert has(sockets) == (sockets == place / name)
+
+
+async def test_embedded_server_stops_when_the_last_process_that_uses_it_has_left(data):
+    script = (
+        "import asyncio, sys; from pathlib import Path; from libs.postgres import embedded\n"
+        "async def use():\n"
+        "    async with embedded(Path(sys.argv[1])):\n"
+        "        print('in', flush=True)\n"
+        "        await asyncio.sleep(60)\n"
+        "asyncio.run(use())"
+    )
+    async with embedded(data) as dsn:
+        other = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, str(data), stdout=asyncio.subprocess.PIPE
+        )
+        assert other.stdout is not None
+        assert await other.stdout.readline() == b"in\n"
+    try:
+        server = postmaster(data)
+        assert await ask(dsn, "select 1") == [(1,)]
+    finally:
+        other.kill()
+        await other.communicate()
+    async with embedded(data):
+        assert postmaster(data) == server  # what the killed one has left is used
+    assert not (data / "postmaster.pid").exists()
+
+
+async def test_embedded_server_outlives_no_folder_that_is_removed(place):
+    async with embedded(place / "data"):
+        server = psutil.Process(postmaster(place / "data"))
+        shutil.rmtree(place / "data")
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_embedded_server_that_cannot_start_says_why(place):
+    for name, file in {"old": "PG_VERSION", "others": "letters"}.items():
+        (place / name).mkdir()
+        (place / name / file).write_text("9\n")
+    with pytest.raises(StartError, match=r"did not start in .*MiB free.*ended with exit code"):
+        async with embedded(place / "old"):
             pass
+    with pytest.raises(StartError, match="neither empty nor a database"):
+        async with embedded(place / "others"):
+            pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's server is another user's")
+async def test_root_is_told_which_folder_is_in_the_way_and_it_is_not_opened(tmp_path):
+    before = modes(tmp_path / "data")
+    with pytest.raises(StartError, match=r"may not enter .*: run `chmod o\+x .*` or choose another folder"):
+        async with embedded(tmp_path / "data"):
+            pass
+    assert modes(tmp_path / "data") == before
 
 
 async def test_severed_connection_fails_at_once(dsn):

@@ -42,10 +42,15 @@ def root(
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 denied, 5 unavailable.
     """
-    folder = state_dir or os.environ.get("AGENTCTL_STATE_DIR") or platformdirs.user_state_dir("agentctl")
+    folder = state_dir or os.environ.get("AGENTCTL_STATE_DIR") or _default_state_dir()
     address = address or os.environ.get("AGENTCTL_COORDINATION_ADDRESS")
     tls = tls_dir or os.environ.get("AGENTCTL_TLS_DIR")
     ctx.obj = Settings(State(Path(folder)), dict(os.environ), address, Path(tls) if tls else None)
+
+
+def _default_state_dir() -> str:
+    # Root's home is closed to others, and a PostgreSQL that root starts runs as another user.
+    return "/var/lib/agentctl" if os.geteuid() == 0 else platformdirs.user_state_dir("agentctl")
 
 
 def main() -> None:

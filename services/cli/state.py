@@ -51,9 +51,12 @@ class State:
     def prepare(self) -> None:
         """Makes the folder, for its owner only. Refuses one in which others could change or read keys.
 
-        The folder itself may let others pass: a PostgreSQL that root starts runs as another user.
+        Root's lets others pass, but not look around: a PostgreSQL that root starts runs as another user.
         """
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.folder.exists():
+            self.folder.mkdir(mode=0o700, parents=True)
+            if os.geteuid() == 0:
+                self.folder.chmod(0o711)
         _refuse(self.folder, 0o022)
         for folder in (self.logs, self.folder / "identities"):
             folder.mkdir(mode=0o700, exist_ok=True)

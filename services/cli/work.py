@@ -25,7 +25,7 @@ QueueArgument = Annotated[
 SomeQueueArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[QUEUE]", parser=names.queue_option, help="namespace/name. Default: the local plane's."
+        metavar="QUEUE", parser=names.queue_option, help="namespace/name. Default: the local plane's."
     ),
 ]
 GroupOption = Annotated[str, typer.Option(help="Only items submitted as this group.")]

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import work_pb2
 from libs.errors import InvalidError
+from libs.identity import LABEL
 from libs.work.item import new_id
 
 from .rates import Rates
@@ -46,9 +47,8 @@ from .work import (
     SubmitVerdict,
 )
 
-_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_NAMESPACE = re.compile(_LABEL)
-_QUEUE = re.compile(rf"{_LABEL}/[a-z0-9](?:[a-z0-9.-]{{0,198}}[a-z0-9])?")
+_NAMESPACE = re.compile(LABEL)
+_QUEUE = re.compile(rf"{LABEL}/[a-z0-9](?:[a-z0-9.-]{{0,198}}[a-z0-9])?")
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _UID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _LABEL_KEY = re.compile(r"[^=\0]{1,63}")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import work_pb2
 from libs.errors import DeniedError, ExhaustedError, InvalidError, NotFoundError, UnavailableError
+from libs.pki import Authority
+from libs.testing.ca import DOMAIN, authority, identity
 
 ITEM = work_pb2.Item(
     id="01a228a7-9415-793d-b423-426969c1b8f3",
@@ -54,7 +58,41 @@ async def test_each_kind_of_error_has_its_exit_code_and_one_line(agentctl, scrip
 async def test_nobody_at_home_is_5_and_names_the_mend(agentctl):
     result = await agentctl("queues", "list", "--address", "127.0.0.1:1")
     assert result.exit_code == 5
+    assert "nobody answers at 127.0.0.1:1" in result.stderr
     assert "agentctl up" in result.stderr
+
+
+async def test_somebody_who_answers_that_it_cannot_is_not_called_nobody(agentctl, scripted):
+    scripted.answers["Submit"] = scripted.answers["PauseQueue"] = [UnavailableError("the store is down")]
+    for arguments in (("queues", "pause", "demo/q"), ("work", "submit", "demo/q", "-")):
+        result = await agentctl(*arguments, stdin=b"x")
+        assert result.exit_code == 5
+        assert "answers UNAVAILABLE: the store is down" in result.stderr
+        assert "is it up" not in result.stderr
+
+
+async def test_a_certificate_that_nobody_believes_is_4_and_says_why(agentctl, tmp_path):
+    past = datetime.now(UTC) - timedelta(days=1)
+    expired = identity(authority(), tmp_path, "/user/ann", lifetime=timedelta(hours=1), now=past)
+    stranger = Authority.create(tmp_path / "other-pki", DOMAIN)
+    foreign, mixed, unpinned = (identity(stranger, tmp_path, "/user/ann") for _ in range(3))
+    for file in ("ca.crt", "control-plane.crt", "workloads.crt", "users.crt"):
+        shutil.copy(expired.folder / file, mixed.folder)
+    shutil.copy(expired.root, unpinned.root)
+    unpaired = identity(authority(), tmp_path, "/user/ann")
+    shutil.copy(expired.key, unpaired.key)
+    reasons = {
+        expired.folder: f"expired at {past + timedelta(hours=1):%Y-%m-%dT%H:%M:%SZ}",
+        mixed.folder: "not signed by the users intermediate",
+        unpaired.folder: "not a whole certificate folder",
+        foreign.folder: "is not believed",
+        unpinned.folder: "does not believe your certificate",
+    }
+    for folder, reason in reasons.items():
+        result = await agentctl("queues", "list", "--tls-dir", str(folder))
+        assert (result.exit_code, result.stderr.count("\n")) == (4, 1)
+        assert reason in result.stderr
+        assert "TSI_" not in result.stderr
 
 
 async def test_no_certificate_is_4_and_names_the_mend(agentctl, tmp_path):
@@ -94,6 +132,26 @@ async def test_submit_of_a_bad_line_submits_nothing(agentctl, scripted):
     assert result.exit_code == 1
     assert result.stderr.startswith("error: stdin:2: colour: no such field")
     assert scripted.requests["Submit"] == []
+
+
+async def test_submit_of_an_id_that_stands_twice_submits_nothing(agentctl, scripted):
+    lines = b"".join(b'{"payload": "x", "id": "%s"}\n' % ITEM.id.encode() for _ in range(2))
+    result = await agentctl("work", "submit", "demo/q", "--jsonl", "-", stdin=b"\n" + lines)
+    assert result.exit_code == 1
+    assert result.stderr == f"error: stdin:3: id: {ITEM.id} is that of line 2 already\n"
+    assert scripted.requests["Submit"] == []
+
+
+async def test_a_bad_name_of_a_queue_is_a_usage_error(agentctl, scripted):
+    for arguments in (
+        ("work", "submit", "Demo", "-"),
+        ("queues", "pause", "demo"),
+        ("dead", "list", "a/b/c"),
+    ):
+        result = await agentctl(*arguments, stdin=b"x")
+        assert result.exit_code == 2
+        assert "is not a queue" in result.stderr
+    assert scripted.requests == {}
 
 
 async def test_submit_and_wait_prints_results_and_fails_if_one_did(agentctl, scripted):
@@ -182,6 +240,7 @@ async def test_purge_of_everything_must_be_asked_for(agentctl, scripted):
     ]
     assert (await agentctl("dead", "purge", "demo/q", "--yes")).exit_code == 2
     assert (await agentctl("dead", "purge", "demo/q", "--all", "--id", ITEM.id)).exit_code == 2
+    assert (await agentctl("dead", "purge", "demo/q", "--all")).exit_code == 2  # nobody can be asked
     assert scripted.requests["Purge"] == []
     result = await agentctl("dead", "purge", "demo/q", "--all", "--yes")
     assert result.stdout == "2 deleted\n"
@@ -230,3 +289,22 @@ async def test_explain_takes_a_queue_or_an_item(agentctl, scripted):
 async def test_release_of_a_worker(agentctl, scripted):
     scripted.answers["ReleaseWorker"] = [pb.ReleaseWorkerResponse(released_count=4)]
     assert (await agentctl("workers", "release", "demo", "uid")).stdout == "4 items given back\n"
+
+
+async def test_nothing_that_matches_is_3_everywhere(agentctl, scripted):
+    scripted.answers["ReleaseWorker"] = [pb.ReleaseWorkerResponse()]
+    scripted.answers["Redrive"] = [pb.RedriveResponse()]
+    scripted.answers["Purge"] = [pb.PurgeResponse()]
+    released = await agentctl("workers", "release", "demo", "nope")
+    assert (released.exit_code, released.stderr) == (3, "error: no pod nope of demo holds anything\n")
+    for verb in ("redrive", "purge"):
+        found = await agentctl("dead", verb, "demo/q", "--id", ITEM.id)
+        assert (found.exit_code, found.stderr) == (3, "error: no dead letter matches\n")
+
+
+async def test_a_lifetime_beyond_the_authoritys_is_refused_naming_the_longest(agentctl, tmp_path):
+    assert (await agentctl("pki", "init")).exit_code == 0
+    result = await agentctl("pki", "issue", "user/x", str(tmp_path / "x"), "--lifetime", "9999d")
+    assert result.exit_code == 2
+    assert "so the longest is 43799h" in result.stderr
+    assert not (tmp_path / "x").exists()

@@ -45,7 +45,9 @@ def test_jsonl_reads_every_field():
         (b'{"payload": "x", "priority": 10}', r"priority: 0\.\.9"),
         (b'{"payload": "x", "priority": true}', r"priority: a whole number"),
         (b'{"payload": "x", "delay": "-5s"}', r"delay"),
-        (b'{"payload": "x", "delay": -5}', r"delay"),
+        (b'{"payload": "x", "delay": -5}', r"delay: 0s to 366d$"),
+        (b'{"payload_json": [NaN]}', r"payload_json: JSON has no NaN"),
+        (b'{"payload_json": 1e999}', r"payload_json: JSON has no NaN and no Infinity"),
         (b'{"payload": "x", "delay": 1e99}', r"delay"),
         (b'{"payload": "x", "delay": NaN}', r"delay"),
         (b'{"payload": "x", "expires_in": "367d"}', r"expires_in"),
@@ -61,6 +63,15 @@ def test_jsonl_reads_every_field():
 def test_jsonl_refuses_naming_line_and_field(line, names):
     with pytest.raises(FailedError, match=rf"^work\.jsonl:3: .*{names}"):
         intake.from_jsonl([b'{"payload": "fine"}', b"\n", line], "work.jsonl")
+
+
+def test_the_shortest_time_is_not_no_time():
+    [work, other] = intake.from_jsonl(
+        [b'{"payload": "x", "expires_in": 1e-7}', b'{"payload": "x", "expires_in": "0.0001ms", "delay": 0}'],
+        "f",
+    )
+    assert (work.expires_in, other.expires_in) == (timedelta(milliseconds=1), timedelta(milliseconds=1))
+    assert other.delay == timedelta()
 
 
 def test_files_carry_their_name_and_type(tmp_path):

@@ -244,6 +244,7 @@ def data_folder() -> Iterator[Path]:
     """Where a server of a test may keep its data."""
     # Not under pytest's own folder: a server started by root runs as another user, who may not enter that.
     with TemporaryDirectory(prefix="agentctl-test-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o711)
         yield Path(folder) / "data"
 
 
