@@ -103,14 +103,15 @@ def _copied(package: Path) -> Path:
     """The package's programs and libraries, below a folder that all may enter and only root may change."""
     copy = _COPIES / f"postgresql-{version(_PACKAGE)}"
     if not copy.exists():
-        _COPIES.mkdir(mode=0o711, parents=True, exist_ok=True)
+        if not _COPIES.exists():
+            _COPIES.mkdir(parents=True)
+            _COPIES.chmod(0o711)  # whatever the umask
         with tempfile.TemporaryDirectory(dir=_COPIES, prefix=".postgresql-") as scratch:
             whole = Path(scratch) / "copy"
-            for part in (package / _RELEASE, package.with_name(f"{package.name}.libs")):
-                needless = shutil.ignore_patterns("include", "*.a")
-                shutil.copytree(
-                    part, whole / part.relative_to(package.parent), symlinks=True, ignore=needless
-                )
+            needed = (package / _RELEASE, package.with_name(f"{package.name}.libs"), package / ".dylibs")
+            for part in filter(Path.exists, needed):
+                to = whole / part.relative_to(package.parent)
+                shutil.copytree(part, to, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a"))
             for path in (whole, *whole.rglob("*")):  # as if the umask had been 022
                 if not path.is_symlink():
                     path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)

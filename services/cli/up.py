@@ -6,7 +6,7 @@ import asyncio
 import shlex
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -121,8 +121,9 @@ def _signals(stopping: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
 
 
 def say(name: str, event: str) -> None:
-    """A line about a child."""
-    typer.echo(f"{datetime.now():%H:%M:%S}  {name:<14}  {printable(event)}")
+    """A line about a child. Whoever read them may have gone (`agentctl up | head`); the plane goes on."""
+    with suppress(BrokenPipeError):
+        typer.echo(f"{datetime.now():%H:%M:%S}  {name:<14}  {printable(event)}")
 
 
 def _first(error: BaseException) -> BaseException:
