@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
+import psycopg
 from psycopg.conninfo import make_conninfo
 
 from .account import Account, StartError
@@ -98,6 +99,19 @@ async def _keep(server: _Server) -> None:
                 _log.error("%s", error)
 
 
+def _dsn(server: Postmaster) -> str:
+    return make_conninfo(host=str(server.sockets), port=server.port, user="postgres", dbname="postgres")
+
+
+def _answers(server: Postmaster) -> bool:
+    """Whether it serves: one that is just being killed still looks alive."""
+    try:
+        psycopg.connect(_dsn(server), connect_timeout=5).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
 class _Server:
     """The server of a data folder, as one of its users sees it.
 
@@ -161,7 +175,7 @@ class _Server:
         found = Postmaster.of(self.data)
         if found is None:
             raise StartError(f"PostgreSQL in {self.data} was stopped")
-        return make_conninfo(host=str(found.sockets), port=found.port, user="postgres", dbname="postgres")
+        return _dsn(found)
 
     def was_killed(self) -> bool:
         found = Postmaster.of(self.data)
@@ -182,7 +196,7 @@ class _Server:
             found = Postmaster.of(self.data)
             if found is not None and found.process is not None:
                 self._process = found.process
-                if found.status == "ready":
+                if found.status == "ready" and _answers(found):
                     self._sockets = found.sockets
                     return
             elif child is None:

@@ -104,7 +104,11 @@ def main() -> None:
         sys.exit(2)
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)  # requests make no cycles; collecting often costs a tenth of a core
-    uvloop.run(run(settings))
+    try:
+        uvloop.run(run(settings))
+    except UnavailableError as error:  # the store could not be opened
+        sys.stderr.write(f"{error}\n")
+        sys.exit(1)
 
 
 if __name__ == "__main__":
