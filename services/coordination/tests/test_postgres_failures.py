@@ -179,8 +179,10 @@ async def test_results_of_a_day_without_partition_are_kept_and_dropped(lone_stor
         "select inhrelid::regclass::text from pg_inherits"
         " where inhparent = 'settled'::regclass and inhrelid::regclass::text <> 'settled_rest'",
     )
-    for (day,) in days:
-        await database.execute(sql.SQL("drop table {}").format(sql.Identifier(day)))
+    async with database.transaction():  # all locks from the top, as the store's own upkeep takes them
+        await database.execute("lock table settled, settled_rest in access exclusive mode")
+        for (day,) in days:
+            await database.execute(sql.SQL("drop table {}").format(sql.Identifier(day)))
     await queue.add()
     grant = await queue.take()
     await queue.ack(grant)
