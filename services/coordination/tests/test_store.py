@@ -2277,6 +2277,19 @@ async def test_a_worker_of_another_queue_gets_nothing_of_this_one(queue):
     assert [g.queue for g in (await queue.store.claim(order)).grants] == [other.name]
 
 
+# --- Order (invariant 10), however calls are cut --------------------------------------------------------
+
+
+async def test_invariant_10_large_items_are_not_overtaken_in_their_key(queue):
+    """Invariant 10: a small item does not pass a large one before it that had to wait for the next flush."""
+    large = b"p" * (1 << 20)
+    others = [*(item(payload=large) for _ in range(3)), item(payload=large[: len(large) // 2])]
+    first, second = item(payload=large, ordering_key="x"), item(ordering_key="x")
+    await queue.add(*others, first, second)
+    assert await queue.state(first.id) is State.READY
+    assert await queue.state(second.id) is State.BLOCKED
+
+
 # --- What a look may weigh ----------------------------------------------------------------------------
 
 

@@ -36,6 +36,10 @@ def _nothing(entries: Sequence[Any], verdicts: Sequence[Any]) -> None:
     return None
 
 
+def _free(entry: Any) -> tuple[Hashable, ...]:
+    return ()
+
+
 def _one(entry: Any) -> int:
     return 1
 
@@ -55,6 +59,7 @@ class Verb(Generic[E, V]):
     undo: Callable[[Sequence[E], Sequence[V]], None] = _nothing  # nobody took these verdicts
     rows: Callable[[E], int] = _one
     size: Callable[[E], int] = _small
+    lines: Callable[[E], tuple[Hashable, ...]] = _free  # entries that share one never overtake each other
 
 
 @dataclass(eq=False, slots=True)
@@ -185,6 +190,7 @@ def _fill(verb: Verb[Any, Any], calls: deque[Call[Any, Any]]) -> Batch:
     """Take what fits into one statement; over the cap each namespace gets its turn."""
     batch = Batch()
     seen: set[Hashable] = set()
+    behind: set[Hashable] = set()  # lines of which somebody was left behind
     rows = size = 0
     for call, share in _in_turn(verb, calls):
         if call.future.done():
@@ -194,13 +200,15 @@ def _fill(verb: Verb[Any, Any], calls: deque[Call[Any, Any]]) -> Batch:
         left: list[int] = []
         for n in call.todo:
             entry = call.entries[n]
-            keys = verb.keys(entry)
+            keys, lines = verb.keys(entry), verb.lines(entry)
             more, bytes_ = verb.rows(entry), verb.size(entry)
             fits = not batch.entries or (rows + more <= MOST_ROWS and size + bytes_ <= MOST_BYTES)
-            if not fits or len(taken) >= share or not seen.isdisjoint(keys):
+            apart = seen.isdisjoint(keys) and behind.isdisjoint(lines)
+            if not fits or len(taken) >= share or not apart:
                 left.append(n)
                 # A later entry with these keys must not overtake this one.
                 seen.update(keys)
+                behind.update(lines)
                 continue
             seen.update(keys)
             taken.append(n)

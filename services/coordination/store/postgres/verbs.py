@@ -65,6 +65,10 @@ def submit(woken: Woken) -> Verb[Submission, SubmitVerdict]:
         new = entry.new
         return (new.id,) if new.dedupe_key is None else (new.id, (entry.queue, new.dedupe_key))
 
+    def lines(entry: Submission) -> tuple[Hashable, ...]:
+        key = entry.new.ordering_key
+        return () if key is None else ((entry.queue, key),)
+
     def encode(entries: list[Submission]) -> Sequence[object]:
         news = [entry.new for entry in entries]
         masks: dict[int, int] = {}
@@ -117,6 +121,7 @@ def submit(woken: Woken) -> Verb[Submission, SubmitVerdict]:
         encode,
         decode,
         size=lambda entry: len(entry.new.payload),
+        lines=lines,
     )
 
 
