@@ -625,6 +625,16 @@ async def test_invariant_04_undelivered_grant_goes_back_uncounted_and_voids_its_
     assert min(g.token for g in again) > max(g.token for g in lost)
 
 
+async def test_invariant_04_a_part_that_goes_back_voids_the_whole_request(queue):
+    """Invariant 4: a request id stands for one answer; what is left of it is no answer."""
+    await queue.add(*(item() for _ in range(3)))
+    first = await queue.claim(2, request_id="r")
+    await queue.store.take_back(ANNA, [lease(first[0])])
+    again = await queue.claim(2, request_id="r")
+    assert len(again) == 2
+    assert first[1].id not in {g.id for g in again}
+
+
 async def test_invariant_04_undelivered_grants_are_counted_after_a_few(queue):
     """Invariant 4: at most MAX_REFUNDS times an item, so that one that kills its front dies."""
     (id,) = await queue.add(item(max_attempts=2))

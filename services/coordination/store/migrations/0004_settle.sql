@@ -272,6 +272,7 @@ end $$;
 create function release_1(ids uuid[], tokens int8[], holders text[], undo bool, keyed uuid[])
 returns setof verdict_1 language plpgsql as $$
 declare
+    voided int8[];
     now_ timestamptz;
     base int8;
     locked record;
@@ -296,6 +297,15 @@ begin
     select coalesce(array_agg(n), '{}') as n, array_agg(id) as ids, array_agg(token) as tokens,
         array_agg(outcome) as outcomes, array_agg(3) as losts, array_agg(1) as causes, array_agg(uncounted) as uncounted
     into h from hit;
+    if undo and cardinality(h.n) > 0 then
+        -- The whole request is void, whoever else of it is still leased; claims that repeat it wait for this.
+        select coalesce(array_agg(distinct i.claim_key), '{}') into voided from item i
+        where i.id = any (h.ids) and i.claim_key is not null;
+        perform pg_advisory_xact_lock(1818846563, b) from (
+            select distinct (k & 1023)::int as b from unnest(voided) k order by b) s;
+        update item i set claim_key = null, request_args = null
+        where i.claim_key = any (voided) and i.state = 4 and i.holder = any (holders);
+    end if;
     if cardinality(h.n) > 0 then
         qs := end_leases_1(h.ids, h.tokens, h.outcomes, h.losts, case when undo then 'undo' else 'release' end,
             null, null, null, h.causes, h.uncounted, base, now_);
