@@ -26,6 +26,7 @@ create function claim_1(
 declare
     now_ timestamptz;
     replayed int[] := '{}';
+    g granted_1;
     w record;
     want int;
     mine int[];
@@ -42,20 +43,20 @@ begin
         perform pg_advisory_xact_lock(1818846563, b) from (
             select distinct (k & 1023)::int as b from unnest(keys) k where k is not null order by b) s;
         now_ := clock_timestamp();
-        select coalesce(array_agg(distinct u.n), '{}') into replayed
-        from unnest(keys, holders) with ordinality u(key, holder, n) join item i on i.claim_key = u.key
-        where i.claim_key is not null and i.state = 4 and i.holder = u.holder and i.lease_until > now_;
-        if cardinality(replayed) > 0 then
-            return query
+        -- One statement, so one look: what it finds live is what is answered.
+        for g in
             select u.n, case when i.request_args = args[u.n] then i.id::text end, i.token,
                 case when i.request_args = args[u.n] then i.attempt else -1 end, i.max_attempts,
                 ms_1(i.lease_until - now_), i.priority, 0::int8, i.payload, i.attributes, i.group_id, i.ordering_key,
                 i.failures::text, i.size, q.name
-            from unnest(replayed) u(n) join item i on i.claim_key = keys[u.n]
+            from unnest(keys, holders) with ordinality u(key, holder, n) join item i on i.claim_key = u.key
             join queue q on q.id = i.queue_id
-            where i.claim_key is not null and i.state = 4 and i.holder = holders[u.n] and i.lease_until > now_
-            order by i.token;
-        end if;
+            where i.claim_key is not null and i.state = 4 and i.holder = u.holder and i.lease_until > now_
+            order by i.token
+        loop
+            replayed := replayed || g.slot;
+            return next g;
+        end loop;
     end if;
     for qn in 1 .. cardinality(queues) loop
         select q.* into w from queue q where q.id = queues[qn] and not q.paused;

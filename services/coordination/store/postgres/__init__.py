@@ -318,7 +318,7 @@ class PostgresStore(Store):
         await self._direct("select pause_1(%s, %s)", (id, paused))
         stats = await self._stats(queue)
         self._woken(queue, 0 if paused else max(1, stats.ready), None)
-        return stats
+        return replace(stats, paused=paused)  # as this call left it; another may be quick
 
     async def _stats(self, queue: str) -> QueueStats:
         (stats,) = await self.queues([queue], None)
