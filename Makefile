@@ -9,7 +9,7 @@ PROTOS   := $(shell find proto -name '*.proto')
 SERVICES := $(shell grep -rl --include='*.proto' '^service ' proto)
 PROTOC   := python -m grpc_tools.protoc -I proto
 
-.PHONY: help setup proto lint test integration demo load ci clean
+.PHONY: help setup proto lint test soak integration demo load ci clean
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  %-12s %s\n", $$1, $$2}'
 
@@ -33,6 +33,9 @@ lint: .venv ## Style, types, import rules, protos
 
 test: .venv ## Unit and component tests, PostgreSQL included
 	pytest -q -n 2
+
+soak: .venv ## The random tests of two replicas on PostgreSQL, for a while
+	pytest -q -m soak services
 
 integration: .venv ## Real processes on loopback, killed and attacked from outside
 	pytest -q integration

@@ -232,16 +232,20 @@ class PostgresStore(Store):
     async def _direct(
         self, statement: LiteralString, params: Mapping[str, object] | Sequence[object]
     ) -> list[Any]:
-        """Run a statement on a connection of the pool."""
-        try:
-            async with self._pool.connection() as connection:
-                return await command(connection, statement, params)
-        except PoolTimeout as error:
-            raise UnavailableError("the store cannot answer: no connection") from error
-        except psycopg.Error as error:
-            if fault(error) in (Fault.LOST, Fault.AGAIN):
-                raise unavailable(error) from error
-            raise InternalError("the store refused this") from error
+        """Run a statement on a connection of the pool, again if it collided with another."""
+        for last in (False, False, True):
+            try:
+                async with self._pool.connection() as connection:
+                    return await command(connection, statement, params)
+            except PoolTimeout as error:
+                raise UnavailableError("the store cannot answer: no connection") from error
+            except psycopg.Error as error:
+                if fault(error) is Fault.AGAIN and not last:
+                    continue
+                if fault(error) in (Fault.LOST, Fault.AGAIN):
+                    raise unavailable(error) from error
+                raise InternalError("the store refused this") from error
+        raise AssertionError("the last try has answered or raised")
 
     # --- Queues ---
 
