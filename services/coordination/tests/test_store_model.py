@@ -274,9 +274,9 @@ async def test_memory_store_behaves_like_the_reference(shapes, script):
     await played(await prepared([store], shapes, SECOND), script, clock)
 
 
-# In a tier of its own (`make soak`): now and then a run finds a claim that answers nothing although an item that
-# a submit was repeated for is ready. Believed, not proven: the item lies below the replica's watermark, and the
-# look from the start of the queue, a second later, finds it. The reference knows no such second.
+# In a tier of its own (`make soak`): now and then a run finds a claim that answers nothing although an item
+# that a submit was repeated for is ready. Believed, not proven: the item lies below the replica's watermark,
+# and the look from the start of the queue, a second later, finds it. The reference knows no such second.
 @pytest.mark.postgres
 @pytest.mark.soak
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
