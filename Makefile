@@ -9,7 +9,7 @@ PROTOS   := $(shell find proto -name '*.proto')
 SERVICES := $(shell grep -rl --include='*.proto' '^service ' proto)
 PROTOC   := python -m grpc_tools.protoc -I proto
 
-.PHONY: help setup proto lint test soak integration demo load ci clean
+.PHONY: help setup proto lint test soak integration hostile demo load ci clean
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  %-12s %s\n", $$1, $$2}'
 
@@ -40,11 +40,14 @@ soak: .venv ## The random tests of two replicas on PostgreSQL, for a while
 integration: .venv ## Real processes on loopback, killed and attacked from outside
 	pytest -q integration
 
+hostile: .venv ## Floods and thousands of connections against both fronts, for minutes
+	pytest -q -m hostile integration/fronts
+
 demo: .venv ## Start everything here, summarise the example documents, kill an agent half-way
 	python -m integration.demo
 
-load: .venv ## A first sweep of both stores
-	agentctl-loadgen sweep
+load: .venv ## Every bar of coordination: figure beside bar, in a quarter of an hour
+	agentctl-loadgen bars
 
 ci: proto lint test integration ## What CI runs
 	git diff --exit-code gen

@@ -36,8 +36,8 @@ RPC_SECONDS = Histogram(
     buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
 
-log_context: ContextVar[Mapping[str, object]] = ContextVar("log_context", default={})  # noqa: B039  (read only)
-"""Fields that every log line of this call gets. Set by the doorway only."""
+log_context: ContextVar[Callable[[], Mapping[str, object]]] = ContextVar("log_context", default=dict)
+"""Gives the fields that every log line of this call gets. Set by the doorway only."""
 
 tracing = False
 """Whether spans go anywhere. Set by `start`; without it, spare yourself making them."""
@@ -46,6 +46,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 _SECRET_NAME = re.compile(r"(authorization|password|secret|cookie|credentials?|(api|private)_?key)$", re.I)
 _SECRET_TEXT = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=Bearer )[\w.~+/=-]+|(?<=password=)\S+")
 _READY_SECONDS = 2.0
+_LINES_PER_SECOND = 200  # some refuse thousands of calls a second while they are attacked
 
 
 def start(service: str, level: str = "INFO") -> None:
@@ -54,6 +55,7 @@ def start(service: str, level: str = "INFO") -> None:
     global tracing
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service))
+    handler.addFilter(Sparing(_LINES_PER_SECOND))
     logging.basicConfig(handlers=[handler], level=level, force=True)
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
@@ -84,6 +86,28 @@ def inject(carrier: dict[str, str]) -> None:
     _PROPAGATOR.inject(carrier)
 
 
+class Sparing(logging.Filter):
+    """Lets so many lines a second pass. The first one after a gap says how many were `left_out`."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+        self._second = 0
+        self._passed = self._left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._second != (second := int(record.created)):
+            self._second, self._passed = second, 0
+        if self._passed >= self._most and record.levelno < logging.CRITICAL:
+            self._left_out += 1
+            return False
+        self._passed += 1
+        if self._left_out:
+            record.left_out = self._left_out
+            self._left_out = 0
+        return True
+
+
 class JsonFormatter(logging.Formatter):
     """A record as one line of JSON. The record's own facts win over `extra`, that over `log_context`."""
 
@@ -109,7 +133,7 @@ class JsonFormatter(logging.Formatter):
         if record.stack_info:
             event["stack"] = self.formatStack(record.stack_info)
         extra = {name: value for name, value in vars(record).items() if name not in _RECORD_ATTRIBUTES}
-        for name, value in {**log_context.get(), **extra}.items():
+        for name, value in {**log_context.get()(), **extra}.items():
             if name not in event:
                 event[name] = "[secret]" if _SECRET_NAME.search(name) else _blank(value)
         return json.dumps(event, default=lambda value: _blank(str(value)))

@@ -11,8 +11,9 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass
+from types import coroutine
 from typing import Any
 
 import grpc
@@ -29,7 +30,7 @@ from libs.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from libs.identity import Identity, Principal
+from libs.identity import Identity
 
 from .call import Call
 from .status import Status, status_of
@@ -48,8 +49,12 @@ class Limits:
     max_message: int = 4 * 1024 * 1024
     max_connections: int = 4096
     max_streams: int = 256  # of one connection
+    max_underway: int = 256 * 1024 * 1024  # of all messages on their way
     drain_seconds: float = 10.0
 
+
+NO_MESSAGE = "the request has no message"
+TOO_MANY_MESSAGES = "the request has more than one message"
 
 _OK = Status(grpc.StatusCode.OK)
 _LEFT = Status(grpc.StatusCode.CANCELLED, "the caller left")
@@ -90,17 +95,19 @@ class Method:
         self.ok_seconds = telemetry.RPC_SECONDS.labels(name, grpc.StatusCode.OK.name)
 
 
-class Visit(abc.ABC):
+class Visit(Call, abc.ABC):
     """One call on its way through the doorway. A front says how to read it and how to answer it."""
 
-    __slots__ = ("error", "metadata", "method", "peer", "task")
+    __slots__ = ("_id", "error", "method", "peer", "task", "timer")
 
     def __init__(self, method: Method, metadata: Mapping[str, str | bytes]) -> None:
+        super().__init__(metadata)
         self.method = method
-        self.metadata = metadata
-        self.task: asyncio.Task[Any] | None = None
         self.peer: pki.Peer | None = None
         self.error: MeshError | None = None
+        self.task: asyncio.Task[Any] | None = None  # while the call waits for something
+        self.timer: asyncio.TimerHandle | None = None
+        self._id = ""
 
     @abc.abstractmethod
     def leaf(self) -> bytes | None:
@@ -119,8 +126,30 @@ class Visit(abc.ABC):
         """The next message of the request; None after the last."""
 
     @abc.abstractmethod
+    async def ask(self) -> bytes:
+        """The only message of a request. InvalidError if it has none, or more."""
+
+    @abc.abstractmethod
     async def write(self, message: bytes) -> None:
-        """Hands a message of the answer to the transport."""
+        """Hands one of the messages of the answer to the transport."""
+
+    @abc.abstractmethod
+    async def reply(self, message: bytes) -> None:
+        """Hands the only message of the answer to the transport, and with it that all went well."""
+
+    def watch(self) -> None:
+        """The handler waits for something: interrupt the call from now on if the caller leaves."""
+
+    def fields(self) -> dict[str, object]:
+        """What every log line of this call says of it."""
+        if not self._id:
+            self._id = _request_id(self.metadata)
+        fields: dict[str, object] = {"method": self.method.name, "request_id": self._id}
+        if self.peer is not None:
+            fields["caller"] = self.peer.principal.id
+        else:
+            fields["peer"] = self.origin()
+        return fields
 
     def interrupt(self, error: MeshError) -> None:
         """Cancels the handler; the call ends with this error. Nothing happens if it has ended."""
@@ -207,22 +236,11 @@ class Doorway:
 
     async def _through(self, visit: Visit) -> Status:
         begun = time.perf_counter()
-        call = timer = None
+        telemetry.log_context.set(visit.fields)
         status = _LEFT
-        context: dict[str, object] = {"method": visit.method.name}
-        telemetry.log_context.set(context)
         try:
-            timeout = visit.timeout()
-            caller = self._admit(visit, context)
-            if timeout < _LEAST_SECONDS:
-                raise DeadlineError("too little time left to begin")
-            loop = asyncio.get_running_loop()
-            call = Call(visit.method.name, caller, loop.time() + timeout, visit.metadata)
-            visit.task = asyncio.current_task(loop)
-            self._live.add(visit)
-            if timeout != float("inf"):
-                timer = loop.call_later(timeout, visit.interrupt, _LATE)
-            await _answer(visit, call)
+            self._admit(visit)
+            await _noticing(_answer(visit), self._stays, visit)
             status = _OK
         except MeshError as error:
             status = status_of(error)
@@ -231,7 +249,7 @@ class Doorway:
         except asyncio.CancelledError:
             if visit.error is not None:
                 status = status_of(visit.error)
-            elif visit.task is not None and visit.task.cancelling():
+            elif visit.task is None or visit.task.cancelling():
                 raise
             else:
                 _log.exception("a handler was cancelled by itself")
@@ -240,35 +258,45 @@ class Doorway:
             _log.exception("a handler failed")
             status = _BUG
         finally:
-            if visit.error is not None and visit.task is not None:
-                visit.task.uncancel()
-            visit.task = None
-            self._live.discard(visit)
-            if timer is not None:
-                timer.cancel()
-            if call is not None and status is not _OK:
-                call.undeliverable()
+            if visit.task is not None:
+                self._leaves(visit)
+            if status is not _OK:
+                visit.undeliverable()
             _report(visit.method, status, time.perf_counter() - begun)
         return status
 
-    def _admit(self, visit: Visit, context: dict[str, object]) -> Principal:
-        context["request_id"] = _request_id(visit.metadata)
-        try:
-            if (leaf := visit.leaf()) is None:
-                raise UnauthenticatedError("no client certificate")
-            visit.peer = peer = self._trust.verify(leaf, self._clock())
-        except UnauthenticatedError:
-            context["peer"] = visit.origin()
-            raise
-        caller = peer.principal
-        context["caller"] = caller.id
+    def _admit(self, visit: Visit) -> None:
+        timeout = visit.timeout()
+        if (leaf := visit.leaf()) is None:
+            raise UnauthenticatedError("no client certificate")
+        visit.peer = peer = self._trust.verify(leaf, self._clock())
+        visit.caller = caller = peer.principal
         if peer in self._denied:
             raise UnauthenticatedError(f"{caller.id} is on the deny list")
         if not mesh.lets_in(visit.method.roles, caller.role):
             raise DeniedError(f"{caller.id} may not call {visit.method.name}")
         if self.draining and not visit.method.name.startswith(_WHEN_DRAINING):
             raise UnavailableError("draining")
-        return caller
+        if timeout < _LEAST_SECONDS:
+            raise DeadlineError("too little time left to begin")
+        visit.deadline = time.monotonic() + timeout
+
+    def _stays(self, visit: Visit) -> None:
+        """The call waits for something, so its time may run out meanwhile, or we may."""
+        loop = asyncio.get_running_loop()
+        visit.task = asyncio.current_task(loop)
+        self._live.add(visit)
+        if visit.deadline != float("inf"):
+            visit.timer = loop.call_later(visit.deadline - time.monotonic(), visit.interrupt, _LATE)
+
+    def _leaves(self, visit: Visit) -> None:
+        if visit.error is not None and visit.task is not None:
+            visit.task.uncancel()
+        visit.task = None
+        self._live.discard(visit)
+        if visit.timer is not None:
+            visit.timer.cancel()
+            visit.timer = None  # it knows the visit: no cycles, so that nothing has to be looked for
 
     def sweep(self) -> None:
         """Ends the calls of callers whose certificate has expired or who are denied by now."""
@@ -294,22 +322,40 @@ async def _unknown(requests: object, call: object) -> bytes:
     raise UnimplementedError("no such method here")
 
 
-async def _answer(visit: Visit, call: Call) -> None:
+@coroutine
+def _noticing(
+    work: Coroutine[Any, Any, Any], notice: Callable[..., None], *args: object
+) -> Generator[Any, Any, Any]:
+    """Awaits `work`, and calls `notice` the first time that it has to wait. Most calls never have to, and
+    are spared what only those need.
+    """
+    try:
+        waiting = work.send(None)
+        notice(*args)
+        while True:
+            try:
+                sent = yield waiting
+            except BaseException as thrown:  # noqa: BLE001  (handed on)
+                waiting = work.throw(thrown)
+            else:
+                waiting = work.send(sent)
+    except StopIteration as done:
+        return done.value
+
+
+async def _answer(visit: Visit) -> None:
     method = visit.method
     if method.asks_many:
-        answer = method.behaviour(_requests(visit), call)
+        visit.watch()
+        answer = method.behaviour(_requests(visit), visit)
     else:
-        message = await visit.read()
-        if message is None:
-            raise InvalidError("the request has no message")
-        if await visit.read() is not None:
-            raise InvalidError("the request has more than one message")
-        answer = method.behaviour(_parse(method, message), call)
+        answer = method.behaviour(_parse(method, await visit.ask()), visit)
     if method.answers_many:
+        visit.watch()
         async for response in answer:
             await visit.write(method.serialise(response))
     else:
-        await visit.write(method.serialise(await answer))
+        await visit.reply(method.serialise(await _noticing(answer, visit.watch)))
 
 
 async def _requests(visit: Visit) -> AsyncIterator[Any]:

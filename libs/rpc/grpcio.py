@@ -15,10 +15,10 @@ from typing import Any, cast
 
 import grpc
 
-from libs.errors import UnavailableError
+from libs.errors import InvalidError, UnavailableError
 from libs.identity import Identity
 
-from .boundary import Doorway, Limits, Method, Visit
+from .boundary import NO_MESSAGE, TOO_MANY_MESSAGES, Doorway, Limits, Method, Visit
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class GrpcioFront:
                 ("grpc.max_concurrent_streams", self._limits.max_streams),
                 ("grpc.server.max_pending_requests", _BURST),
                 ("grpc.server.max_pending_requests_hard_limit", 2 * _BURST),
+                ("grpc.server_handshake_timeout_ms", 5_000),
                 ("grpc.max_connection_age_ms", _MAX_AGE_MS),
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
@@ -89,27 +90,28 @@ class _Handlers(grpc.GenericRpcHandler):
 
 
 def _through(doorway: Doorway, method: Method) -> Any:
-    async def serve(request: Any, context: Any) -> bytes | None:
-        exchange = Exchange(method, request, context)
+    async def serve(requests: Any, context: Any) -> bytes | None:
+        exchange = Exchange(method, requests, context)
         status = await doorway.enter(exchange)
         if status.code is not grpc.StatusCode.OK:
             details = (("grpc-status-details-bin", status.details),) if status.details else ()
             await context.abort(status.code, status.message, details)
         return exchange.answer
 
-    asks = "stream" if method.asks_many else "unary"
+    # Every request is read as a stream. For the other kinds, grpc.aio leaves a call that has no message
+    # unanswered for ever, and does not look whether there is a second one.
     answers = "stream" if method.answers_many else "unary"
-    return getattr(grpc, f"{asks}_{answers}_rpc_method_handler")(serve)  # bytes in, bytes out
+    return getattr(grpc, f"stream_{answers}_rpc_method_handler")(serve)  # bytes in, bytes out
 
 
 class Exchange(Visit):
     """One call as grpc.aio shows it."""
 
-    __slots__ = ("_context", "_request", "answer")
+    __slots__ = ("_context", "_requests", "answer")
 
-    def __init__(self, method: Method, request: bytes | AsyncIterator[bytes], context: Any) -> None:
+    def __init__(self, method: Method, requests: AsyncIterator[bytes], context: Any) -> None:
         super().__init__(method, dict(context.invocation_metadata() or ()))
-        self._request: Any = request
+        self._requests = requests
         self._context = context
         self.answer: bytes | None = None
 
@@ -125,17 +127,21 @@ class Exchange(Visit):
         return str(self._context.peer())
 
     async def read(self) -> bytes | None:
-        if self.method.asks_many:
-            message: bytes | None = await anext(self._request, None)
-        else:
-            message, self._request = self._request, None
+        return await anext(self._requests, None)
+
+    async def ask(self) -> bytes:
+        message = await self.read()
+        if message is None:
+            raise InvalidError(NO_MESSAGE)
+        if await self.read() is not None:
+            raise InvalidError(TOO_MANY_MESSAGES)
         return message
 
     async def write(self, message: bytes) -> None:
-        if self.method.answers_many:
-            await self._context.write(message)
-        else:
-            self.answer = message
+        await self._context.write(message)
+
+    async def reply(self, message: bytes) -> None:
+        self.answer = message
 
 
 @lru_cache(maxsize=4096)

@@ -1,6 +1,6 @@
 """The default front: gRPC as an ASGI application behind h2corn, which does TLS and HTTP/2.
 
-Compressed messages are refused. So is TLS 1.2, which h2corn itself would take.
+TLS 1.2 is refused, which h2corn itself would take.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ssl
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, cast
 from urllib.parse import quote
@@ -28,15 +29,19 @@ from libs.errors import (
 )
 from libs.identity import Identity
 
-from .boundary import Doorway, LeftError, Limits, Method, Visit
+from .boundary import NO_MESSAGE, TOO_MANY_MESSAGES, Doorway, LeftError, Limits, Method, Visit
+from .compression import ACCEPTED, inflate
 from .status import Status
 
 _TLS_1_3 = 0x0304
-_HEADERS = [(b"content-type", b"application/grpc"), (b"grpc-accept-encoding", b"identity")]
+_HEADERS = [(b"content-type", b"application/grpc"), (b"grpc-accept-encoding", ACCEPTED)]
 _LEFT = LeftError("the caller left")
-_OK = [(b"grpc-status", b"0")]
+_START = {"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True}
+_WELL: dict[str, Any] = {"type": "http.response.trailers", "headers": [(b"grpc-status", b"0")]}
+_FRAME = struct.Struct(">BI")  # compressed, size
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+_LARGE_BYTES = 64 * 1024  # smaller answers are not counted
 _HEAD_BYTES = 32 * 1024
 _REQUEST_SECONDS = 20.0
 _OWN_HEADERS = {b"content-type", b"te", b"host"}
@@ -81,7 +86,7 @@ class H2cornFront:
         await asyncio.gather(self._end(*self._running, seconds), *self._retiring)
 
     async def _begin(self, listener: socket.socket) -> tuple[Application, Server, asyncio.Task[None]]:
-        application = Application(self._doorway, self._limits.max_message)
+        application = Application(self._doorway, self._limits)
         server = Server(cast("Any", application), self._config(os.dup(listener.fileno())))
         task = asyncio.create_task(server.serve())
         await server.wait_started()
@@ -112,6 +117,7 @@ class H2cornFront:
             access_log=False,
             log_format="json",
             runtime_threads=1,  # a second one gains nothing: the handlers share one loop
+            date_header=False,
             limit_connections=self._limits.max_connections,
             max_concurrent_streams=self._limits.max_streams,
             h2_max_header_list_size=_HEAD_BYTES,
@@ -124,10 +130,12 @@ class H2cornFront:
 class Application:
     """The ASGI application in front of a doorway. Several may share one while certificates rotate."""
 
-    def __init__(self, doorway: Doorway, max_message: int) -> None:
+    def __init__(self, doorway: Doorway, limits: Limits) -> None:
         self._doorway = doorway
         self._methods = {name.encode(): method for name, method in doorway.methods.items()}
-        self.max_message = max_message
+        self.max_message = limits.max_message
+        self.max_underway = limits.max_underway
+        self.underway = 0  # bytes of messages on their way
 
     async def __call__(
         self,
@@ -139,23 +147,32 @@ class Application:
             raise UnimplementedError(f"no {scope['type']} here")
         method = self._methods.get(scope["raw_path"], self._doorway.unknown)
         exchange = Exchange(self, method, scope, receive, send)
-        await exchange.finish(await self._doorway.enter(exchange))
+        try:
+            status = await self._doorway.enter(exchange)
+        finally:
+            exchange.ahead = None
+            if exchange.underway:
+                exchange.grow(-exchange.underway)
+        if not exchange.over:
+            await exchange.finish(status)
 
 
 class Exchange(Visit):
     """One request and its answer, as ASGI events."""
 
     __slots__ = (
-        "_ahead",
+        "_asked",
         "_buffer",
-        "_client",
-        "_ended",
         "_headers",
         "_receive",
+        "_scope",
         "_send",
         "_started",
-        "_tls",
+        "_watching",
+        "ahead",
         "application",
+        "over",
+        "underway",
     )
 
     def __init__(
@@ -169,98 +186,154 @@ class Exchange(Visit):
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         super().__init__(method, Metadata(self._headers))
         self.application = application
-        self._tls = scope["extensions"].get("tls")
-        self._client = scope.get("client")
+        self.underway = 0
+        self.over = False  # all has been said, the status too
+        self._scope = scope
         self._receive = receive
         self._send = send
         self._buffer: bytes | bytearray = b""
-        self._ended = self._started = False
-        self._ahead: asyncio.Future[dict[str, Any]] | None = None
+        self._asked = False  # the request is whole
+        self._started = self._watching = False
+        self.ahead: asyncio.Future[dict[str, Any]] | None = None
 
     def leaf(self) -> bytes | None:
-        if self._tls is None or not self._tls["client_cert_chain"]:
+        tls = self._scope["extensions"].get("tls")
+        if tls is None or not tls["client_cert_chain"]:
             return None
-        if self._tls["tls_version"] != _TLS_1_3:
+        if tls["tls_version"] != _TLS_1_3:
             raise UnauthenticatedError("TLS 1.3 is required")
-        return _der(self._tls["client_cert_chain"][0])
+        return _der(tls["client_cert_chain"][0])
 
     def timeout(self) -> float:
-        if (value := self._headers.get(b"grpc-timeout")) is None:
-            return float("inf")
-        unit = _UNITS.get(value[-1:])
-        if unit is None or not value[:-1].isdigit() or len(value) > 9:
-            raise InvalidError("grpc-timeout is not a gRPC timeout")
-        return int(value[:-1]) * unit
+        value = self._headers.get(b"grpc-timeout")
+        return float("inf") if value is None else _seconds(value)
 
     def origin(self) -> str:
-        return "{}:{}".format(*self._client) if self._client else "unknown"
+        client = self._scope.get("client")
+        return "{}:{}".format(*client) if client else "unknown"
 
     async def read(self) -> bytes | None:
         while True:
             if self._buffer and (message := self._take()) is not None:
                 return message
-            if self._ended:
+            if self._asked:
                 if self._buffer:
                     raise InvalidError("the request ends within a message")
                 return None
-            event = await (self._ahead or self._receive())
-            self._ahead = None
-            if event["type"] == "http.disconnect":
-                raise _LEFT
-            self._keep(event.get("body", b""))
-            self._ended = not event.get("more_body", False)
-            if self._ended or self.method.asks_many:
-                self._watch()
+            self._keep(await (self.ahead or self._receive()))
 
-    def _keep(self, body: bytes) -> None:
+    async def ask(self) -> bytes:
+        message = None
+        while True:
+            if self._buffer:
+                if message is not None:
+                    raise InvalidError(TOO_MANY_MESSAGES)
+                message = self._take()
+            if self._asked:
+                break
+            self._keep(await self._receive())
+        if message is None:
+            raise InvalidError("the request ends within a message" if self._buffer else NO_MESSAGE)
+        if self._buffer:
+            raise InvalidError(TOO_MANY_MESSAGES)
+        return message
+
+    def _keep(self, event: dict[str, Any]) -> None:
+        self.ahead = None
+        if event["type"] == "http.disconnect":
+            # A new one each time: an error that is kept keeps every frame that it ever came through.
+            raise LeftError("the caller left")
+        self._asked = not event.get("more_body", False)
+        if self._watching:
+            self.watch()
+        body = event.get("body", b"")
         if not self._buffer:
             self._buffer = body
         else:
+            self.grow(len(body))
             if isinstance(self._buffer, bytes):
-                self._buffer = bytearray(self._buffer)  # grows in place
+                self._buffer = bytearray(self._buffer)  # grows in place from here on
             self._buffer += body
+
+    def grow(self, size: int) -> None:
+        """So many more bytes are on their way: in, until their message is whole; or out."""
+        self.underway += size
+        self.application.underway += size
+        if size > 0 and self.application.underway > self.application.max_underway:
+            raise ExhaustedError("too much is on its way at once, try again")
 
     def _take(self) -> bytes | None:
         if len(self._buffer) < 5:
             return None
-        compressed, size = struct.unpack_from(">BI", self._buffer)
-        if compressed:
-            raise UnimplementedError("compressed messages are not supported")
-        if size > self.application.max_message:
-            raise ExhaustedError(f"a message of {size} bytes; {self.application.max_message} are allowed")
+        compressed, size = _FRAME.unpack_from(self._buffer)
+        most = self.application.max_message
+        if size > most:
+            raise ExhaustedError(f"SERVER: Received message larger than max ({size} vs. {most})")
         end = 5 + size
         if len(self._buffer) < end:
             return None
         message, self._buffer = bytes(self._buffer[5:end]), self._buffer[end:]
-        return message
+        if self.underway:
+            self.grow(-self.underway)
+        return inflate(self._headers.get(b"grpc-encoding"), message, most) if compressed else message
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
         """Asks for the next event before anybody needs it, since that event may be the caller's leaving."""
-        self._ahead = asyncio.ensure_future(self._receive())
-        self._ahead.add_done_callback(self._noticed)
+        self._watching = True
+        if self.ahead is None:
+            self.ahead = asyncio.ensure_future(self._receive())
+            self.ahead.add_done_callback(self._noticed)
 
     def _noticed(self, ahead: asyncio.Future[dict[str, Any]]) -> None:
         if not ahead.cancelled() and ahead.result()["type"] == "http.disconnect":
             self.interrupt(_LEFT)
 
     async def write(self, message: bytes) -> None:
-        if not self._started:
-            self._started = True
-            await self._send(
-                {"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True}
-            )
-        frame = struct.pack(">BI", 0, len(message)) + message
-        await self._send({"type": "http.response.body", "body": frame, "more_body": self.method.answers_many})
+        large = len(message) > _LARGE_BYTES
+        if large:
+            self.grow(len(message))
+        frame = _FRAME.pack(0, len(message)) + message
+        try:
+            if not self._started:
+                self._started = True
+                await self._send(_START)
+            await self._send({"type": "http.response.body", "body": frame, "more_body": True})
+        except OSError as error:
+            raise LeftError("the caller left") from error
+        if large:
+            self.grow(-len(message))
+
+    async def reply(self, message: bytes) -> None:
+        send = self._send
+        if len(message) > _LARGE_BYTES:
+            self.grow(len(message))  # until the call is over
+        self._started = True
+        frame = _FRAME.pack(0, len(message)) + message
+        try:
+            await send(_START)
+            await send({"type": "http.response.body", "body": frame, "more_body": False})
+            await send(_WELL)
+        except OSError as error:
+            raise LeftError("the caller left") from error
+        self.over = True
 
     async def finish(self, status: Status) -> None:
-        """Ends the answer. Nothing is said to a caller that left."""
-        if not self._started:
-            await _refuse(self._send, status)
-            return
-        if self.method.answers_many:
+        """Ends an answer that did not end well, or that had many messages. Who left hears nothing."""
+        with suppress(OSError):
+            if not self._started:
+                await _refuse(self._send, status)
+                return
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-        trailers = _OK if status.code is grpc.StatusCode.OK else _trailers(status)
-        await self._send({"type": "http.response.trailers", "headers": trailers})
+            trailers = _trailers(status) if status.code is not grpc.StatusCode.OK else _WELL["headers"]
+            await self._send({"type": "http.response.trailers", "headers": trailers})
+
+
+@lru_cache(maxsize=4096)
+def _seconds(timeout: bytes) -> float:
+    unit = _UNITS.get(timeout[-1:])
+    if unit is None or not timeout[:-1].isdigit() or len(timeout) > 9:
+        raise InvalidError("grpc-timeout is not a gRPC timeout")
+    return int(timeout[:-1]) * unit
 
 
 class Metadata(Mapping[str, str | bytes]):
@@ -300,7 +373,7 @@ def _trailers(status: Status) -> list[tuple[bytes, bytes]]:
 
 
 async def _refuse(send: Callable[[dict[str, Any]], Awaitable[None]], status: Status) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS[:1], *_trailers(status)]})
+    await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *_trailers(status)]})
     await send({"type": "http.response.body", "body": b""})
 
 

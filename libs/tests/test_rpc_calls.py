@@ -206,13 +206,26 @@ async def test_an_unknown_method_is_unimplemented(channel):
         await channel.unary_unary("/no.Service/Say")(b"")
 
 
-async def test_compressed_messages_have_an_answer(channel, front):
-    compressed = unary(channel, "Size")(bytes(10_000), compression=grpc.Compression.Gzip)
-    if front == "grpcio":
-        assert await compressed == b"10000"
-    else:
-        with pytest.raises(UnimplementedError, match="compressed"):
-            await compressed
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+async def test_compressed_messages_are_read(channel, compression):
+    assert await unary(channel, "Size")(bytes(10_000), compression=compression) == b"10000"
+    add = channel.stream_unary("/test.Echo/Sum")
+    assert await add(each(b"1" * 200, b"2" * 200), compression=compression) == b"3" * 200
+
+
+async def test_what_inflates_above_the_cap_is_refused_and_the_server_lives(channel):
+    with pytest.raises(ExhaustedError, match="larger than max"):
+        await unary(channel, "Size")(bytes(50_000_000), compression=grpc.Compression.Gzip)
+    whole = bytes(4 * 1024 * 1024)
+    assert await unary(channel, "Size")(whole, compression=grpc.Compression.Gzip) == b"4194304"
+
+
+async def test_a_request_of_one_message_has_exactly_one(channel):
+    say = channel.stream_unary("/test.Echo/Say")
+    with pytest.raises(InvalidError, match="no message"):
+        await say(each(), timeout=5)
+    with pytest.raises(InvalidError, match="more than one message"):
+        await say(each(b"one", b"two"), timeout=5)
 
 
 async def test_failures_are_logged_with_caller_and_reason(channel, echo, caplog):

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import ssl
 import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import grpc
 import pytest
+from hyperframe.frame import SettingsFrame
 
 from libs import pki
-from libs.errors import DeniedError, MeshError, UnauthenticatedError, UnavailableError
+from libs.errors import DeniedError, ExhaustedError, MeshError, UnauthenticatedError, UnavailableError
 from libs.identity import TrustClass
 from libs.mesh import COORDINATION, Component
 from libs.pki import Authority
+from libs.rpc.boundary import Limits, Visit
 from libs.rpc.client import dial
 from libs.rpc.server import serving
 from libs.testing import ca, h2
@@ -188,6 +193,88 @@ _START = h2.PREFACE + h2.headers("/test.Echo/Say")
 async def test_junk_harms_nobody(mesh, served, channel, junk):
     await h2.say(served.port, mesh.identity("user"), junk)
     assert await say(channel) == b"hello"
+
+
+async def test_calls_that_are_given_up_leave_nothing_behind(mesh, served, channel, echo):
+    def visits() -> int:
+        gc.collect()
+        return sum(isinstance(thing, Visit) for thing in gc.get_objects())
+
+    before = visits()
+    half = h2.message(b"hello")[:3]
+    streams = range(1, 41, 2)
+    begun = b"".join(h2.headers("/test.Echo/Say", n) + h2.data(half, n, end=False) for n in streams)
+    await h2.say(served.port, mesh.identity("user"), h2.PREFACE + begun)
+    for _ in range(20):
+        parked = asyncio.ensure_future(channel.unary_unary("/test.Echo/Wait")(b""))
+        await echo.parked.acquire()
+        parked.cancel()
+        await echo.cancelled.acquire()
+    async with asyncio.timeout(10):
+        while visits() > before:  # noqa: ASYNC110  (nothing tells when the last one is forgotten)
+            await asyncio.sleep(0.05)
+
+
+async def refused(call: Callable[[], Awaitable[bytes]]) -> None:
+    """Returns once there is too much on its way."""
+    try:
+        while True:
+            await call()
+    except ExhaustedError as error:
+        if "at once" not in str(error):
+            raise
+
+
+async def served_again(call: Callable[[], Awaitable[bytes]]) -> bytes:
+    while True:
+        with suppress(ExhaustedError):
+            return await call()
+
+
+async def test_unfinished_messages_are_bounded_all_together(mesh, serve, front):
+    if front == "grpcio":
+        pytest.skip("gRPC's core does not say how much it holds")
+    half = h2.message(bytes(600_000))[:400_000]
+    pieces = b"".join(h2.data(half[at : at + 16_000], end=False) for at in range(0, len(half), 16_000))
+
+    def hold() -> h2.Connection:
+        connection = h2.Connection(served.port, mesh.identity("user"))
+        connection.say(h2.PREFACE + h2.headers("/test.Echo/Size") + pieces)
+        return connection
+
+    async with (
+        serve(limits=Limits(max_underway=700_000)) as served,
+        mesh.dial_as("user", served) as channel,
+    ):
+        size = channel.unary_unary("/test.Echo/Size")
+
+        async with asyncio.timeout(10):
+            with await asyncio.to_thread(hold):
+                await refused(lambda: size(bytes(600_000)))
+                assert await size(bytes(100_000)) == b"100000"
+            assert await served_again(lambda: size(bytes(600_000))) == b"600000"
+
+
+async def test_answers_that_nobody_takes_are_bounded_all_together(mesh, serve, front):
+    if front == "grpcio":
+        pytest.skip("gRPC's core does not say how much it holds")
+
+    def hold() -> h2.Connection:
+        connection = h2.Connection(served.port, mesh.identity("user"))
+        asks = [h2.headers("/test.Echo/Make", n) + h2.data(h2.message(b"3000000"), n) for n in (1, 3, 5, 7)]
+        connection.say(h2.PREFACE + SettingsFrame(0, settings={4: 0}).serialize() + b"".join(asks))
+        return connection
+
+    async with (
+        serve(limits=Limits(max_underway=4_000_000)) as served,
+        mesh.dial_as("user", served) as channel,
+    ):
+        make = channel.unary_unary("/test.Echo/Make")
+        async with asyncio.timeout(10):
+            with await asyncio.to_thread(hold):
+                await refused(lambda: make(b"3000000"))
+                assert len(await make(b"1000")) == 1000
+            assert len(await served_again(lambda: make(b"3000000"))) == 3_000_000
 
 
 async def test_a_peer_without_tls_harms_nobody(served, channel):

@@ -57,7 +57,7 @@ def test_a_line_has_the_facts_in_order():
 
 
 def test_the_calls_fields_are_there_and_extra_wins_over_them_but_not_over_facts():
-    token = telemetry.log_context.set({"caller": "x", "queue": "old", "service": "other"})
+    token = telemetry.log_context.set(lambda: {"caller": "x", "queue": "old", "service": "other"})
     try:
         event = line(queue="new", level="none")
     finally:
@@ -364,3 +364,16 @@ async def test_it_lives_beside_another_server_and_ends_before_it():
     assert (await ask(other_port, "/livez"))[0] == 204
     other.shutdown()
     await serving
+
+
+def test_a_flood_of_lines_is_cut_and_the_next_line_tells_how_many_were_left_out():
+    sparing = telemetry.Sparing(3)
+
+    def passes(created, level=logging.INFO):
+        record = logging.makeLogRecord({"created": created, "levelno": level})
+        return sparing.filter(record) and getattr(record, "left_out", 0)
+
+    assert [passes(1.0 + n / 10) for n in range(5)] == [0, 0, 0, False, False]
+    assert passes(1.9, logging.CRITICAL) == 2
+    assert passes(1.95) is False
+    assert [passes(2.0), passes(2.1)] == [1, 0]

@@ -11,9 +11,11 @@ fence, replay, drain, trace context.
 
 from __future__ import annotations
 
+from libs.ids import new_id
+
 from .client import Client, connect
 from .errors import Fatal, ItemIdConflictError, LeaseLostError, QueueFullError, Retry, SettledError
-from .item import Backoff, Submission, Work, new_id
+from .item import Backoff, Submission, Work
 from .producer import Producer
 from .results import Results
 from .task import Failure, Lease, Renewal, Result, Task

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from libs.errors import MeshError, UnavailableError
+from libs.ids import new_id
 
 from .coalesce import TRANSIENT, pauses
-from .item import MAX_ENTRIES, duration, new_id
+from .item import MAX_ENTRIES, duration
 from .task import Task, clock, seconds
 
 _GRACE = 0.25  # the server's own answer to a wait that passed is given this long
@@ -86,6 +87,7 @@ class ClaimDesk:
     ) -> None:
         self._send = send
         self._give_back = give_back
+        self._loop = asyncio.get_running_loop()
         self._lanes: dict[Options, _Lane] = {}
         self._context = copy_context()
         self._closed = False
@@ -94,7 +96,7 @@ class ClaimDesk:
         """1..want tasks, or [] after `wait` seconds."""
         if self._closed:
             raise UnavailableError("the client is closed")
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         lane = self._lanes.setdefault(options, _Lane())
         waiter = _Waiter(want, loop.time() + wait, loop.create_future())
         lane.waiting[waiter] = None
@@ -156,7 +158,7 @@ class ClaimDesk:
             request = lane.unanswered
             if request is None:
                 until = max(waiter.until for waiter in lane.waiting)
-                wait = max(until - asyncio.get_running_loop().time(), 0.001)
+                wait = max(until - self._loop.time(), 0.001)
                 request = options.request(sum(waiter.want for waiter in lane.waiting), wait)
             elif not wanted:
                 request.ClearField("wait")
@@ -194,7 +196,7 @@ class ClaimDesk:
                 self._end_waits(lane)
 
     def _end_waits(self, lane: _Lane) -> None:
-        now = asyncio.get_running_loop().time() + _SLACK
+        now = self._loop.time() + _SLACK
         for waiter in [waiter for waiter in lane.waiting if waiter.until <= now]:
             del lane.waiting[waiter]
             lane.expire(waiter)

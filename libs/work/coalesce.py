@@ -99,6 +99,7 @@ class Coalescer(Generic[K, E, R]):
         self._send = send
         self._split = split
         self._most = in_flight
+        self._loop = asyncio.get_running_loop()  # kept, since Python 3.11 makes a system call of each look
         self._lanes: dict[K, _Lane[E, R]] = {}
         self._flights: set[asyncio.Task[None]] = set()
         self._context: Context = copy_context()  # an RPC belongs to no single caller's trace
@@ -108,8 +109,7 @@ class Coalescer(Generic[K, E, R]):
         """The answer to these entries (1..1000, `size` bytes, checked). Cancel the future to withdraw them
         if they have not left.
         """
-        loop = asyncio.get_running_loop()
-        call: Call[E, R] = Call(entries, size, replay_until, loop.create_future())
+        call: Call[E, R] = Call(entries, size, replay_until, self._loop.create_future())
         if self._closed:
             call.refuse(UnavailableError("the client is closed"))
             return call.answer
@@ -119,7 +119,7 @@ class Coalescer(Generic[K, E, R]):
         lane.waiting.append(call)
         if not lane.leaving and lane.in_flight < self._most:
             lane.leaving = True
-            loop.call_soon(self._leave, key, lane, context=self._context)
+            self._loop.call_soon(self._leave, key, lane, context=self._context)
         return call.answer
 
     async def settle(self, within: float) -> None:
@@ -144,7 +144,7 @@ class Coalescer(Generic[K, E, R]):
             return
         if batch := lane.take():
             lane.in_flight += 1
-            flight = asyncio.get_running_loop().create_task(self._fly(key, lane, batch))
+            flight = self._loop.create_task(self._fly(key, lane, batch))
             self._flights.add(flight)
             flight.add_done_callback(self._flights.discard)
         elif not lane.in_flight:
@@ -159,7 +159,7 @@ class Coalescer(Generic[K, E, R]):
             lane.in_flight -= 1
             if not lane.leaving:
                 lane.leaving = True
-                asyncio.get_running_loop().call_soon(self._leave, key, lane)
+                self._loop.call_soon(self._leave, key, lane)
 
     async def _deliver(self, key: K, calls: list[Call[E, R]]) -> None:
         request = self._build(key, calls)

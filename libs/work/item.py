@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,6 +12,7 @@ from opentelemetry.context import get_current
 from agentctl.coordination.v1 import work_pb2
 from libs import telemetry
 from libs.errors import InvalidError
+from libs.ids import new_id
 
 MAX_ENTRIES = 1000
 MAX_REQUEST = 3 << 20
@@ -24,16 +23,6 @@ MAX_LABELS = 32
 _YEAR = timedelta(days=366)
 _DAY = timedelta(days=1)
 _MAX_TRACE = 512  # a longer tracestate is dropped: work matters more
-_last = 0
-
-
-def new_id() -> str:
-    """A UUIDv7 in canonical text; the ids of one process sort in the order they were made."""
-    global _last
-    _last = max((time.time_ns() << 12) // 1_000_000, _last + 1)  # milliseconds and twelve bits below
-    value = _last >> 12 << 80 | 7 << 76 | (_last & 0xFFF) << 64 | 2 << 62 | random.getrandbits(62)
-    text = f"{value:032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def duration(length: timedelta) -> Duration:

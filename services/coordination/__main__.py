@@ -32,8 +32,12 @@ from .waiting import Waiting
 _log = logging.getLogger(__name__)
 
 
+Opener = Callable[[Settings, Wake], AbstractAsyncContextManager[Store]]
+
+
 @asynccontextmanager
-async def _store(settings: Settings, wake: Wake) -> AsyncIterator[Store]:
+async def open_store(settings: Settings, wake: Wake) -> AsyncIterator[Store]:
+    """The store that the settings name."""
     if settings.store == "memory":
         _log.warning("the store is memory: one replica only, and nothing survives a restart")
         yield MemoryStore(wake)
@@ -66,11 +70,12 @@ def _background(tasks: TaskGroup) -> Callable[[Coroutine[object, object, None]],
     return begin
 
 
-async def run(settings: Settings) -> None:
+async def run(settings: Settings, opener: Opener = open_store) -> None:
     telemetry.start("coordination", settings.log_level)
     waiting = Waiting()
-    async with _store(settings, waiting.wake) as store, anyio.create_task_group() as tasks:
+    async with opener(settings, waiting.wake) as store, anyio.create_task_group() as tasks:
         tasks.start_soon(store.run)
+        tasks.start_soon(waiting.run)
         metrics = QueueMetrics()
         REGISTRY.register(metrics)
         tasks.start_soon(metrics.keep, store)
@@ -93,7 +98,7 @@ async def run(settings: Settings) -> None:
         tasks.cancel_scope.cancel()
 
 
-def main() -> None:
+def main(opener: Opener = open_store) -> None:
     if sys.argv[1:]:
         sys.stderr.write(f"configured by the environment only\n\n{describe(Settings, 'COORDINATION_')}\n")
         sys.exit(0 if sys.argv[1:] == ["--help"] else 2)
@@ -103,9 +108,10 @@ def main() -> None:
         sys.stderr.write(f"{error}\n")
         sys.exit(2)
     gc.freeze()
-    gc.set_threshold(100_000, 50, 50)  # requests make no cycles; collecting often costs a tenth of a core
+    # Only the young are looked through: calls leave no cycles, and a look at millions of items takes seconds.
+    gc.set_threshold(10_000, 1_000_000, 1_000)
     try:
-        uvloop.run(run(settings))
+        uvloop.run(run(settings, opener))
     except UnavailableError as error:  # the store could not be opened
         sys.stderr.write(f"{error}\n")
         sys.exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 
@@ -21,6 +22,7 @@ from .waiting import Waiting
 from .work import (
     MINUTE_MS,
     ClaimOrder,
+    Grant,
     Granted,
     ItemFilter,
     Lease,
@@ -28,7 +30,7 @@ from .work import (
     QueueStats,
 )
 
-_POLL = 1.0  # seconds between two looks of a waiter that nobody woke, in case a wake was lost on the way
+_POLL = 1.0  # seconds between two looks of a watch that nobody woke, in case a wake was lost on the way
 _MARGIN = 0.2  # an empty answer leaves this long before the caller's deadline
 _RESULTS_PAGE = 200
 _MOST_QUEUES = 2000  # in one answer; a namespace has at most half as many
@@ -59,15 +61,15 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         return wire.submit_response(await self._store.submit(queue, items))
 
     async def Claim(self, request: pb.ClaimRequest, context: object) -> pb.ClaimResponse:
-        began = asyncio.get_running_loop().time()
-        call = Call.of(context)
+        began = time.monotonic()
         access = self._access(context)
         orders = await self._orders(request, "", access)
-        wait = min(wire.wait_ms(request) / 1000, call.time_remaining() - _MARGIN)
-        granted = await self._look(orders)
-        if not granted.grants and wait > 0 and not self._waiting.draining:
-            granted = await self._park(orders, wait)
-        return self._hand_over(call, access, granted, began)
+        wait_ms = wire.wait_ms(request)
+        granted, asked = await self._look(orders)
+        if not granted.grants and wait_ms and not self._waiting.draining:
+            left = Call.of(context).time_remaining() - _MARGIN
+            granted, asked = await self._park(orders, min(wait_ms / 1000, left))
+        return self._hand_over(context, access, granted, asked - began)
 
     async def Renew(self, request: pb.RenewRequest, context: object) -> pb.RenewResponse:
         access = self._access(context)
@@ -77,8 +79,7 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         return pb.RenewResponse(verdicts=wire.lease_verdicts(verdicts))
 
     async def Ack(self, request: pb.AckRequest, context: object) -> pb.AckResponse:
-        began = asyncio.get_running_loop().time()
-        call = Call.of(context)
+        began = time.monotonic()
         access = self._access(context)
         acks = wire.acks_from_pb(request.acks)
         orders: list[ClaimOrder] = []
@@ -88,11 +89,11 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         response = pb.AckResponse(verdicts=wire.lease_verdicts(await self._store.ack(access.holder, acks)))
         if orders and not self._waiting.draining:
             try:
-                granted = await self._look(orders)
+                granted, asked = await self._look(orders)
             except MeshError as error:  # the acks have committed and must be answered
                 response.claim_error = f"{error.reason}: {error}"
             else:
-                response.claim.CopyFrom(self._hand_over(call, access, granted, began))
+                response.claim.CopyFrom(self._hand_over(context, access, granted, asked - began))
         return response
 
     async def Fail(self, request: pb.FailRequest, context: object) -> pb.FailResponse:
@@ -334,46 +335,52 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         return access
 
     async def _orders(self, request: pb.ClaimRequest, path: str, access: Access) -> list[ClaimOrder]:
-        wire.count(request.queues, path + "queues", 16)
         policies = []
-        for n, name in enumerate(request.queues):
-            queue = wire.queue_name(name, f"{path}queues[{n}]")
+        for queue in wire.queue_names(request.queues, path + "queues", 16):
             policy = await self._store.policy(queue)
             access.check(queue, policy)
             if policy is not None:
                 policies.append(policy)
         return wire.claim_from_pb(request, path, access.holder, policies)
 
-    async def _look(self, orders: Sequence[ClaimOrder]) -> Granted:
+    async def _look(self, orders: Sequence[ClaimOrder]) -> tuple[Granted, float]:
+        """What is granted, and when that was asked of the store: the leases may run since then, whatever the
+        commit and the way back took.
+        """
         for order in orders:
+            asked = time.monotonic()
             granted = await self._store.claim(order)
             if granted.grants:
-                return granted
-        return Granted(())
+                return granted, asked
+        return Granted(()), time.monotonic()
 
-    async def _park(self, orders: Sequence[ClaimOrder], wait: float) -> Granted:
+    async def _park(self, orders: Sequence[ClaimOrder], wait: float) -> tuple[Granted, float]:
         clock = asyncio.get_running_loop().time
         end = clock() + wait
         with self._waiting.waiter([order.queue for order in orders], orders[0].holder) as waiter:
             while True:
                 waiter.arm()
-                granted = await self._look(orders)
+                granted, asked = await self._look(orders)
                 left = end - clock()
                 if granted.grants or left <= 0 or self._waiting.draining:
                     break
-                await waiter.wait(min(left, _POLL))
+                await waiter.wait(left)
         if granted.grants:  # our wake may have been for what we have not looked at
             names = [order.queue for order in orders]
             for name in names[names.index(granted.grants[0].queue) + (not granted.more) :]:
                 self._waiting.wake(name, 1)
-        return granted
+        return granted, asked
 
-    def _hand_over(self, call: Call, access: Access, granted: Granted, began: float) -> pb.ClaimResponse:
+    def _hand_over(
+        self, context: object, access: Access, granted: Granted, waited: float
+    ) -> pb.ClaimResponse:
         if granted.grants:
-            leases = [Lease(grant.id, grant.token) for grant in granted.grants]
-            call.on_undelivered(lambda: self._background(self._store.take_back(access.holder, leases)))
-        waited = asyncio.get_running_loop().time() - began
+            Call.of(context).on_undelivered(partial(self._take_back, access.holder, granted.grants))
         return wire.claim_response(granted, int(waited * 1000))
+
+    def _take_back(self, holder: str, grants: Sequence[Grant]) -> None:
+        leases = [Lease(grant.id, grant.token) for grant in grants]
+        self._background(self._store.take_back(holder, leases))
 
     async def _visible(self, name: str, access: Access) -> str:
         """The checked name of a queue that exists and that the caller may see."""
@@ -388,8 +395,7 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         self, names: Sequence[str], namespace: str, access: Access
     ) -> tuple[list[str] | None, str | None]:
         if names:
-            wire.count(names, "queues")
-            return [wire.queue_name(name, f"queues[{n}]") for n, name in enumerate(names)], None
+            return wire.queue_names(names, "queues"), None
         if namespace:
             access.check_namespace(wire.namespace_name(namespace))
         return None, namespace or access.namespace

@@ -15,6 +15,7 @@ from libs.errors import ExhaustedError, UnavailableError
 MAX_PARKED = 20_000
 MAX_PARKED_PER_HOLDER = 2_500
 MAX_WATCHES = 5_000
+_LOST_SECONDS = 1.0
 
 
 class Waiter:
@@ -60,6 +61,8 @@ class Waiting:
         """About so many more items are ready in the queue, or something else moved there (0). No name:
         look at everything.
         """
+        if not self._parked_total and not self._watches_total:
+            return
         if not queue:
             for waiters in list(self._parked.values()):
                 for waiter in list(waiters):
@@ -70,6 +73,16 @@ class Waiting:
         for watched in (queue, "") if queue else list(self._watches):
             for event in self._watches.get(watched, ()):
                 event.set()
+
+    async def run(self) -> None:
+        """Until cancelled: once a second one waiter of each queue looks again, in case a wake was lost on its
+        way here. If it finds more than it takes, it wakes the next.
+        """
+        while True:
+            await asyncio.sleep(_LOST_SECONDS)
+            for parked in list(self._parked.values()):
+                if parked:
+                    self._rouse(next(iter(parked)))
 
     @property
     def draining(self) -> bool:

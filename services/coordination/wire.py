@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -13,7 +14,7 @@ from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import work_pb2
 from libs.errors import InvalidError
 from libs.identity import LABEL
-from libs.work.item import new_id
+from libs.ids import new_id
 
 from .rates import Rates
 from .work import (
@@ -54,6 +55,8 @@ _UID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _LABEL_KEY = re.compile(r"[^=\0]{1,63}")
 _AGENT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _TOKEN_MAX = (1 << 63) - 1
+_LONGEST_MS = 366 * DAY_MS
+_DEFAULTS = (Policy(),)
 
 _REPORTED = 20  # violations named in one error
 
@@ -100,11 +103,24 @@ def _human(ms: int) -> str:
     return f"{ms} ms"
 
 
+_is_queue = lru_cache(maxsize=4096)(_QUEUE.fullmatch)  # few names, asked with every call
+
+
 def queue_name(name: str, field: str = "queue") -> str:
     """A checked queue name."""
-    if not _QUEUE.fullmatch(name):
+    if not _is_queue(name):
         raise invalid(field, "must be namespace/name: DNS labels, the name may have dots, at most 200 bytes")
     return name
+
+
+def queue_names(names: Sequence[str], field: str, most: int = MAX_ENTRIES) -> list[str]:
+    """Checked queue names, one at least."""
+    count(names, field, most)
+    names = names[:]  # the cheapest way to a list, here and below
+    if not all(map(_is_queue, names)):
+        for n, name in enumerate(names):
+            queue_name(name, f"{field}[{n}]")
+    return list(names)
 
 
 def namespace_name(name: str, field: str = "namespace") -> str:
@@ -166,7 +182,7 @@ def items_from_pb(items: Sequence[work_pb2.WorkItem], policy: Policy, submitter:
     violations: Violations = {}
     checked = []
     seen: set[str] = set()
-    for n, item in enumerate(items):
+    for n, item in enumerate(items[:]):
         try:
             new = _item_from_pb(item, policy, submitter)
         except InvalidError as error:
@@ -240,23 +256,26 @@ def _backoff(given: work_pb2.Backoff, path: str, default: Backoff) -> Backoff:
     )
 
 
-def lease_ms(message: Message, path: str, policies: Iterable[Policy]) -> int | None:
+def lease_ms(message: Message, path: str, policies: Sequence[Policy]) -> int | None:
     """The asked lease, None if absent. InvalidError outside the bounds of any of the policies."""
     if not message.HasField("lease"):
         return None
-    bounds = list(policies) or [Policy()]
-    low = max(policy.min_lease_ms for policy in bounds)
-    high = min(policy.max_lease_ms for policy in bounds)
+    low, high = 0, _LONGEST_MS
+    for policy in policies or _DEFAULTS:
+        low = max(low, policy.min_lease_ms)
+        high = min(high, policy.max_lease_ms)
     return _bounded_ms(message, "lease", path, low, high)
 
 
 def claim_from_pb(
-    request: pb.ClaimRequest, path: str, holder: str, policies: Iterable[Policy]
+    request: pb.ClaimRequest, path: str, holder: str, policies: Sequence[Policy]
 ) -> list[ClaimOrder]:
     """One order a queue. The caller has checked queue names and rights."""
-    queues = list(request.queues)
-    max_items = _within(request.max_items or 1, path + "max_items", 1, MAX_ENTRIES)
-    max_bytes = _within(request.max_bytes or MAX_GRANT_BYTES, path + "max_bytes", 1, MAX_GRANT_BYTES)
+    queues = request.queues[:]
+    if not 1 <= (max_items := request.max_items or 1) <= MAX_ENTRIES:
+        raise invalid(path + "max_items", f"must be 1 to {MAX_ENTRIES}")
+    if not 1 <= (max_bytes := request.max_bytes or MAX_GRANT_BYTES) <= MAX_GRANT_BYTES:
+        raise invalid(path + "max_bytes", f"must be 1 to {MAX_GRANT_BYTES}")
     lease = lease_ms(request, path, policies)
     request_id = _optional(request.request_id, path + "request_id", 64)
     dedupe_key = _optional(request.dedupe_key, path + "dedupe_key", 256)
@@ -292,8 +311,11 @@ def _lease(lease: work_pb2.Lease | pb.Ack | pb.LeaseFailure, field: str, n: int)
 def acks_from_pb(acks: Sequence[pb.Ack]) -> list[AckOrder]:
     count(acks, "acks")
     orders = []
-    for n, ack in enumerate(acks):
-        id, token = _lease(ack, "acks", n)
+    is_id = _ID.fullmatch
+    for n, ack in enumerate(acks[:]):
+        id, token = ack.item_id, ack.token
+        if not is_id(id) or not 0 < token <= _TOKEN_MAX:
+            _lease(ack, "acks", n)  # says what is wrong
         result = ack.result
         if len(result) > MAX_PAYLOAD:
             raise invalid(f"acks[{n}].result", f"has {len(result)} bytes, at most {MAX_PAYLOAD}")
@@ -454,13 +476,14 @@ def _failure_to_pb(failure: Failure) -> work_pb2.Failure:
     )
 
 
+_OK_VERDICT = pb.LeaseVerdict(status=1)  # type: ignore[arg-type]  # copied into each answer
+
+
 def lease_verdicts(verdicts: Iterable[LeaseVerdict]) -> list[pb.LeaseVerdict]:
-    return [_lease_verdict(verdict) for verdict in verdicts]
+    return [_OK_VERDICT if verdict is OK else _lease_verdict(verdict) for verdict in verdicts]
 
 
 def _lease_verdict(verdict: LeaseVerdict) -> pb.LeaseVerdict:
-    if verdict is OK:
-        return pb.LeaseVerdict(status=1)  # type: ignore[arg-type]
     out = pb.LeaseVerdict(
         status=int(verdict.status),  # type: ignore[arg-type]
         lost_reason=int(verdict.lost or 0),  # type: ignore[arg-type]

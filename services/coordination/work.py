@@ -96,7 +96,7 @@ class Policy:
         return self.default_lease_ms if asked_ms is None else asked_ms
 
 
-@dataclass(slots=True)  # not frozen, as Grant and AckOrder: made for every item, and four times cheaper so
+@dataclass(slots=True)  # like others here not frozen: made for every item or call, and four times cheaper so
 class NewItem:
     """An item to add, checked, with the queue's defaults filled in."""
 
@@ -202,7 +202,7 @@ class QueueStats:
 # --- What is asked ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClaimOrder:
     """A checked Claim of one queue for one holder (waiting and several queues are above the store)."""
 
@@ -216,7 +216,7 @@ class ClaimOrder:
     dedupe_key: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lease:
     """This item, by this grant."""
 
@@ -289,7 +289,7 @@ class Submitted(IntEnum):
     ID_CONFLICT = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SubmitVerdict:
     """DUPLICATE names the first item; FULL names depth and cap."""
 
@@ -300,7 +300,7 @@ class SubmitVerdict:
     cap: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Granted:
     """What a claim got."""
 
@@ -327,7 +327,7 @@ class Lost(IntEnum):
     MAX_HOLD = 6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LeaseVerdict:
     """What became of a lease."""
 

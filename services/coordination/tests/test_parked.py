@@ -18,7 +18,7 @@ from libs.rpc.call import Call
 
 from ..waiting import Waiting
 from .conftest import item as new_item
-from .served import AGENT, FRONTS, QUEUE, ROOT, SERVICE, TWIN, ack, draining, lease, plane, seconds, work
+from .served import AGENT, FRONTS, QUEUE, ROOT, TWIN, ack, draining, in_memory, lease, plane, seconds, work
 
 LEASED = work_pb2.WORK_STATE_LEASED
 POD = Principal.parse("spiffe://mesh.test/ns/demo/agent/docs/pod/docs-0/uid-1")  # AGENT in full
@@ -211,7 +211,7 @@ async def test_a_storm_of_cancelled_claims_loses_no_item(it):
 
 async def test_an_item_whose_answer_could_not_be_handed_over_comes_back_uncounted(it):
     (id,) = await it.submit()
-    call = Call(SERVICE + "Claim", POD, float("inf"), {})
+    call = Call({}, POD)
     (lost,) = (await it.servicer.Claim(pb.ClaimRequest(queues=[QUEUE], request_id="r"), call)).grants
     assert ((await it.item(id)).state, (await it.item(id)).attempt) == (LEASED, 1)
     waits = it.claiming(role=TWIN)
@@ -226,7 +226,7 @@ async def test_an_item_whose_answer_could_not_be_handed_over_comes_back_uncounte
 async def test_a_claim_next_whose_answer_could_not_be_handed_over_comes_back_too(it):
     (first, second) = await it.submit(work(), work())
     grant = await it.take()
-    call = Call(SERVICE + "Ack", POD, float("inf"), {})
+    call = Call({}, POD)
     request = pb.AckRequest(acks=[ack(grant)], claim_next=pb.ClaimRequest(queues=[QUEUE]))
     answer = await it.servicer.Ack(request, call)
     assert [next_.item_id for next_ in answer.claim.grants] == [second]
@@ -245,6 +245,18 @@ async def test_200_parked_claims_are_woken_by_200_items_each_by_one(it):
     grants = [grant for claim in claims for grant in await claim]
     assert sorted(grant.item_id for grant in grants) == sorted(ids)
     assert (await it.queue()).granted_total == 200
+
+
+async def test_a_lost_wake_is_made_up_for_whoever_waits(tmp_path):
+    async with plane(tmp_path, "h2corn", lambda _: in_memory(lambda queue, ready: None)) as it:
+        claims = [it.claiming(wait=20) for _ in range(3)]
+        await it.parked(3)
+        ids = await it.submit(work(), work(), work())
+        looking = asyncio.create_task(it.waiting.run())
+        async with asyncio.timeout(5):
+            grants = [grant for claim in claims for grant in await claim]
+        looking.cancel()
+        assert sorted(grant.item_id for grant in grants) == sorted(ids)
 
 
 async def test_one_item_wakes_one_of_many(it):

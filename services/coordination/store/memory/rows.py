@@ -46,6 +46,7 @@ class Request:
     args: int
     grants: list[tuple[Row, int]] = field(default_factory=list)
     live: int = 0
+    replayed: bool = False
 
 
 class Row:

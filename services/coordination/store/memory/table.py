@@ -72,7 +72,8 @@ class Table:
         key = new.dedupe_key
         if key is not None and (first := q.keeper(key, now)) is not None:
             return SubmitVerdict(Submitted.DUPLICATE, first.new.id, first.state)
-        if (depth := q.backlog) >= (cap := q.policy.max_backlog):
+        cap = q.policy.max_backlog
+        if q.rows >= cap and (depth := q.backlog) >= cap:
             return SubmitVerdict(Submitted.FULL, new.id, depth=depth, cap=cap)
         row = Row(new, q, next(self._order), now)
         self.rows[new.id] = row
@@ -149,7 +150,7 @@ class Table:
             row.request = request
             request.grants.append((row, row.token))
             request.live += 1
-        self.arm(row)
+        self._arm_for(row, row.lease_end)
 
     def let_go(self, row: Row, ended: Ended | None) -> None:
         """End the lease of a row, which then stands nowhere. None: by an ack, which the row itself tells."""
@@ -194,7 +195,7 @@ class Table:
                 if row.key_until == now:
                     self._free_key(row)
             self._keep(row)
-        self.arm(row)
+        self._arm_for(row, min(row.key_until or row.forget_at, row.forget_at))
         if new.ordering_key is not None:
             self.promote(q, new.ordering_key, now, touched)
         touched.setdefault(q.name, 0)
@@ -276,7 +277,9 @@ class Table:
 
     def arm(self, row: Row) -> None:
         """See to it that the wheel looks at the row when its next time comes."""
-        due = row.next_time()
+        self._arm_for(row, row.next_time())
+
+    def _arm_for(self, row: Row, due: int) -> None:
         if due and (not row.armed or due < row.armed):
             row.armed = due
             # the slot whose turn comes after the moment, and is still to come
