@@ -5,191 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import ExitStack
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.live import Live
 
-from libs.errors import MeshError
-
-from .channel import Target
-from .control import host, sync_rate
-from .generator import GeneratorError
-from .ledger import MAX_PROCESSES, MIN_PAYLOAD
-from .report import Report, line_of
-from .server import Engine, Server, ServerError
-from .sweep import Ladder, climb, own_server, remote
-from .tally import Mode, Step
-
-_MOST_BYTES = 3 << 20  # of payload in one request
-_WIDTH = 220  # columns, where nobody says how many there are
+from . import bars_command, sweep_command
+from .verify import command as verify_command
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
-
-
-class Load(StrEnum):
-    """The modes that one can ask for."""
-
-    SINGLE = "single"
-    BATCH = "batch"
-    LIBRARY = "library"
-
-
-class Front(StrEnum):
-    """What carries the RPCs at the server."""
-
-    H2CORN = "h2corn"
-    GRPCIO = "grpcio"
+sweep_command.register(app, os.environ)
+bars_command.register(app, os.environ)
+verify_command.register(app, os.environ)
 
 
 @app.callback()
 def about() -> None:
     """Measures a coordination service from outside, and checks what it measures."""
-
-
-@app.command()
-def sweep(
-    store: Annotated[
-        list[Engine] | None, typer.Option(help="Start a server with this store. Repeatable; default: both.")
-    ] = None,
-    mode: Annotated[
-        list[Load] | None,
-        typer.Option(
-            help="single: one item an RPC. batch: many. library: one item a call, and the client library "
-            "makes the batches. Repeatable; default: all."
-        ),
-    ] = None,
-    clients: Annotated[
-        str, typer.Option(help="The rungs: numbers of logical clients, each with one call at a time.")
-    ] = "1,4,16,64,256",
-    batch: Annotated[int, typer.Option(min=1, max=1000, help="Items per RPC in batch mode.")] = 100,
-    connections: Annotated[
-        str,
-        typer.Option(help="Connections that the clients share, or 'clients' for one each. Not for library."),
-    ] = "16",
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MAX_PROCESSES,
-            help="Generator processes, at most one a client. Default: 2; library: 4.",
-        ),
-    ] = None,
-    warmup: Annotated[float, typer.Option(min=0, help="Seconds of each step before it is measured.")] = 0.5,
-    duration: Annotated[float, typer.Option(min=0.1, help="Seconds of each step that are measured.")] = 3.0,
-    payload: Annotated[int, typer.Option(min=MIN_PAYLOAD, max=1 << 20, help="Bytes per item.")] = 128,
-    lease: Annotated[
-        float, typer.Option(min=1, help="Seconds. If one runs out during a step, that is a violation.")
-    ] = 30.0,
-    claim_next: Annotated[
-        bool, typer.Option("--claim-next", help="Claim the next items in the Ack: two RPCs a cycle.")
-    ] = False,
-    request_ids: Annotated[
-        bool, typer.Option("--request-ids", help="Make every Claim replayable, as the library does.")
-    ] = False,
-    front: Annotated[Front, typer.Option(help="The server's front.")] = Front.H2CORN,
-    data_dir: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="Where to put the servers' data.")
-    ] = None,
-    address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Measure this running server instead; see --tls-dir.")
-    ] = "",
-    tls_dir: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="Our certificate for --address: a user's folder."),
-    ] = None,
-    namespace: Annotated[str, typer.Option(help="Namespace of the queues that are made.")] = "load",
-    csv: Annotated[Path | None, typer.Option(dir_okay=False, help="Write a line per step here.")] = None,
-    json: Annotated[Path | None, typer.Option(dir_okay=False, help="Write everything here.")] = None,
-) -> None:
-    """Closed loops of submit, claim and ack, from 1 to 256 clients, against both stores.
-
-    A cycle counts when its item was ACCEPTED, came back from a claim unharmed, and its ack was OK. After each
-    step every item accepted must have been acked exactly once, by all processes together; the queue must be
-    empty and its counters must say the same; and a sample of results must be what was acked. What is wrong
-    is listed, and the exit code is 1.
-
-    The first row of a store is the control figure: health checks through the same generator and front, the
-    most RPCs that this machine can do now. Compare it, and fdatasync, before you compare anything else.
-
-    \b
-    agentctl-loadgen sweep                                                about 3 minutes
-    agentctl-loadgen sweep --store memory --mode batch --clients 16
-    agentctl-loadgen sweep --mode single --clients 256 --connections clients --duration 10
-    agentctl-loadgen sweep --address 127.0.0.1:7410 --tls-dir state/tls --namespace default --csv out.csv
-    """
-    if batch * payload > _MOST_BYTES:
-        raise typer.BadParameter(f"batch * payload is {batch * payload} bytes; at most {_MOST_BYTES}")
-    if bool(address) != bool(tls_dir):
-        raise typer.BadParameter("--address and --tls-dir go together")
-    if address and store:
-        raise typer.BadParameter("--store is for servers that we start, not for --address")
-    ladder = Ladder(
-        modes=[Mode(each) for each in mode or Load],
-        clients=_numbers(clients, "--clients"),
-        connections=None if connections == "clients" else _numbers(connections, "--connections")[0],
-        processes=processes,
-        batch=batch,
-        namespace=namespace,
-        template=Step(
-            mode=Mode.CHECK,
-            clients=1,
-            connections=1,
-            processes=1,
-            warmup=warmup,
-            duration=duration,
-            payload=payload,
-            lease=lease,
-            claim_next=claim_next,
-            request_ids=request_ids,
-        ),
-    )
-    console = Console()
-    if not console.is_terminal:
-        console.width = _WIDTH
-    environment = {**os.environ, "AGENTCTL_FRONT": front.value}
-    with ExitStack() as stack:
-        report = Report(host(), sync_rate(data_dir), "remote" if address else front.value)
-        live = stack.enter_context(Live(report, console=console, refresh_per_second=4))
-        try:
-            if tls_dir:
-                _measure(ladder, "remote", remote(address, tls_dir), None, report, live)
-            for engine in () if address else store or Engine:
-                with own_server(engine, data_dir, environment) as (target, server):
-                    _measure(ladder, engine.value, target, server, report, live)
-        except (ServerError, GeneratorError, MeshError) as error:
-            report.failure = str(error)
-        report.status = ""
-    if csv:
-        report.write_csv(csv)
-    if json:
-        report.write_json(json)
-    raise typer.Exit(0 if report.verified else 1)
-
-
-def _measure(
-    ladder: Ladder, store: str, target: Target, server: Server | None, report: Report, live: Live
-) -> None:
-    def progress(step: Step, cycles: int, errors: int, share: float) -> None:
-        report.status = (
-            f"{store} {step.mode} {step.clients} clients: {share:4.0%}, {cycles:,} cycles, {errors} errors"
-        )
-
-    for row in climb(ladder, store, target, server, progress):
-        report.rows.append(row)
-        if not live.console.is_terminal:
-            live.console.print(line_of(row))
-
-
-def _numbers(text: str, option: str) -> list[int]:
-    numbers = [int(part) if part.strip().isdigit() else 0 for part in text.split(",")]
-    if not all(numbers):
-        raise typer.BadParameter(f"{option}: {text!r} is not a list of positive whole numbers")
-    return numbers
 
 
 def main() -> None:

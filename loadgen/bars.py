@@ -32,6 +32,7 @@ class Bar:
         return (
             (self.store, self.mode, self.clients, self.batch)
             == (row.store, step.mode, step.clients, step.batch)
+            and not step.rate
             and self.connections in (None, step.connections)
             and self.processes in (None, step.processes)
             and self.claim_next in (None, step.claim_next)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import multiprocessing
+import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -16,17 +17,16 @@ from typing import Self
 
 import uvloop
 
-from libs.work import connect
-
-from .calls import Checks, StubVerbs
-from .channel import Target, connected
+from .channel import Target
 from .ledger import Ledger
-from .library import LibraryVerbs
-from .loops import Window, run_clients, run_together
-from .tally import Mode, Step, Tally
+from .load import prepared
+from .loops import Window
+from .tally import Step, Tally
 
 _PROGRESS = 0.25  # seconds
 _LEAD = 0.2  # seconds from "go" to the common start
+_EXPERIMENTS = "GRPC_EXPERIMENTS"
+_CHEAPER = "-event_engine_client"  # gRPC's other way to do I/O wakes its threads up a third more often
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Generators:
         for index in range(processes):
             mine, theirs = context.Pipe()
             process = context.Process(target=_main, args=(index, target, theirs), daemon=True)
-            process.start()
+            with _cheaper_grpc():
+                process.start()
             theirs.close()
             self._pipes.append(mine)
             self._processes.append(process)
@@ -126,10 +127,23 @@ def _receive(pipe: Connection) -> object:
     return message
 
 
+@contextmanager
+def _cheaper_grpc() -> Iterator[None]:
+    """For processes that are started in the block; gRPC looks at this when it is imported, once."""
+    said = os.environ.get(_EXPERIMENTS)
+    if said is None:
+        os.environ[_EXPERIMENTS] = _CHEAPER
+    try:
+        yield
+    finally:
+        if said is None:
+            del os.environ[_EXPERIMENTS]
+
+
 def _main(index: int, target: Target, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for our parent, which ends us
     gc.freeze()
-    gc.set_threshold(100_000, 50, 50)  # as the server does: calls make no cycles
+    gc.set_threshold(10_000, 1_000_000, 1_000)  # as the server does: calls make no cycles
     while True:
         try:
             step = pipe.recv()
@@ -141,7 +155,7 @@ def _main(index: int, target: Target, pipe: Connection) -> None:
 async def _run(index: int, target: Target, step: Step, pipe: Connection) -> None:
     tally = Tally(Ledger(step.tag, index, step.payload))
     async with AsyncExitStack() as stack:
-        generate = await _prepared(index, target, step, tally, stack)
+        generate = await prepared(step, index, target, tally, stack)
         pipe.send(Ready())
         window: Window = await asyncio.to_thread(pipe.recv)
         async with asyncio.TaskGroup() as group:
@@ -150,28 +164,6 @@ async def _run(index: int, target: Target, step: Step, pipe: Connection) -> None
             for helper in helpers:
                 helper.cancel()
     pipe.send(tally)
-
-
-async def _prepared(
-    index: int, target: Target, step: Step, tally: Tally, stack: AsyncExitStack
-) -> Callable[[Window], Awaitable[None]]:
-    """The load of one process, its connections open."""
-    clients = range(step.share(step.clients, index))
-    if step.mode is Mode.LIBRARY:
-        client = await stack.enter_async_context(connect(target.address, target.identity))
-        return lambda window: run_clients(
-            step, [LibraryVerbs(step, client, tally, window) for _ in clients], tally, window
-        )
-    connections = range(step.share(step.connections, index))
-    channels = [await stack.enter_async_context(connected(target)) for _ in connections]
-    spread = [channels[number % len(channels)] for number in clients]
-    if step.mode is Mode.CHECK:
-        return lambda window: run_together(
-            [Checks(each, tally, window).run() for each in spread], tally, window
-        )
-    return lambda window: run_clients(
-        step, [StubVerbs(step, each, tally, window) for each in spread], tally, window
-    )
 
 
 async def _report(pipe: Connection, tally: Tally) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 
 from libs.errors import MeshError
 from libs.work import Client, Task, Work
@@ -28,7 +27,7 @@ class LibraryVerbs:
         self._client = client
         self._ledger = tally.ledger
         self._violations = tally.violations
-        self._timed = Timed(tally, window)
+        self._timed = Timed(step, tally, window)
         self._lease = timedelta(seconds=step.lease)
         self._tasks: dict[str, Task] = {}
 
@@ -37,9 +36,7 @@ class LibraryVerbs:
         for item_id in item_ids:
             work = Work(payload_of(item_id, self._step.payload), id=item_id)
             try:
-                submission = await self._timed.call(
-                    "submit", partial(self._client.submit, self._step.queue, work)
-                )
+                submission = await self._timed.call("submit", self._client.submit, self._step.queue, work)
             except MeshError as error:
                 self._violations.note(f"submit: {error.reason}", f"{item_id} {error}")
                 continue
@@ -54,9 +51,11 @@ class LibraryVerbs:
         try:
             tasks = await self._timed.call(
                 "claim",
-                lambda: self._client.claim(
-                    [self._step.queue], max_items=most, wait=_CLAIM_WAIT, lease=self._lease
-                ),
+                self._client.claim,
+                [self._step.queue],
+                max_items=most,
+                wait=_CLAIM_WAIT,
+                lease=self._lease,
             )
         except MeshError as error:
             self._violations.note(f"claim: {error.reason}", str(error))
@@ -69,7 +68,7 @@ class LibraryVerbs:
         for item in held:
             task = self._tasks.pop(item.item_id)
             try:
-                await self._timed.call("ack", partial(self._client.ack, task, task.id.encode()))
+                await self._timed.call("ack", self._client.ack, task, task.id.encode())
             except MeshError as error:
                 self._violations.note(f"ack: {error.reason}", f"{item.item_id} {error}")
                 continue

@@ -99,5 +99,13 @@ async def run_together(loops: Iterable[Coroutine[None, None, None]], tally: Tall
             for loop in loops:
                 group.create_task(loop)
     except* (StuckError, MeshError) as stuck:
-        for error in stuck.exceptions:
+        for error in _leaves(stuck):
             tally.violations.note("step cut short", f"{type(error).__name__} {error}")
+
+
+def _leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:
+    for error in group.exceptions:
+        if isinstance(error, ExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,11 @@ class Usage:
     cpu_seconds: float = 0.0
     resident_bytes: int = 0
 
+    @classmethod
+    def sum(cls, usages: Sequence[Usage]) -> Usage:
+        """Of all together."""
+        return cls(sum(each.cpu_seconds for each in usages), sum(each.resident_bytes for each in usages))
+
 
 @dataclass(frozen=True)
 class Process:
@@ -32,11 +37,7 @@ class Process:
 
 def usage(processes: Iterable[Process]) -> Usage:
     """The sum over these."""
-    usages = [process.usage for process in processes]
-    return Usage(
-        sum(each.cpu_seconds for each in usages),
-        sum(each.resident_bytes for each in usages),
-    )
+    return Usage.sum([process.usage for process in processes])
 
 
 def machine_seconds() -> float:

@@ -1,12 +1,9 @@
-"""The figures for people (a table that fills while it runs), for spreadsheets and for programs."""
+"""The figures for people: a table that fills while it runs."""
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,11 +12,16 @@ from rich.text import Text
 
 from .bars import Judgement, judge
 from .control import Host, SyncRate
-from .row import PERCENTS, Row
+from .row import Row
 from .tally import Mode
 
 _QUIET = 0.15  # cores; the live table and the operating system take some
 _VERBS = ("check", "submit", "claim", "ack")
+_CAPTION = (
+    "latencies: p50/p90/p99 in ms, of an RPC (library: of a call) · CPU in µs · closed loops count from the\n"
+    "sending, and ask no faster than they are answered (coordinated omission) · open loops count from when\n"
+    "a call should have begun, and in the second line from its sending"
+)
 
 
 @dataclass
@@ -29,6 +31,8 @@ class Report:
     host: Host
     sync: SyncRate
     front: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What the sweep was told."""
     rows: list[Row] = field(default_factory=list)
     status: str = ""
     failure: str = ""
@@ -44,7 +48,7 @@ class Report:
         return judge(row, self.rows) if self.front == "h2corn" else []
 
     def __rich__(self) -> RenderableType:
-        parts: list[RenderableType] = [*self._heading(), self._table()]
+        parts: list[RenderableType] = [*map(Text, self.facts()), self._table()]
         for row in self.rows:
             parts += [Text(f"✗ {_name(row)}: {line}", style="bold red") for line in row.violations]
         if any((row.others_cores or 0) > _QUIET for row in self.rows):
@@ -57,21 +61,19 @@ class Report:
             parts.append(Text(self.status))
         return Group(*parts)
 
-    def _heading(self) -> list[Text]:
+    def facts(self) -> list[str]:
+        """The machine, what runs on it, and how fast its disk is."""
         host = self.host
-        packages = " ".join(f"{name} {version}" for name, version in host.packages.items())
         load = " ".join(f"{value:.2f}" for value in host.load_average)
         return [
-            Text(
-                f"{host.cpu}, {host.cores} cores, {host.memory_mib / 1024:.0f} GiB, Linux {host.kernel}, "
-                f"Python {host.python}, load {load}, front {self.front}"
-            ),
-            Text(packages, style="dim"),
-            Text(f"fdatasync: {self.sync.per_second:,.0f}/s, p50 {self.sync.p50_ms:.2f} ms"),
+            f"{host.cpu}, {host.cores} cores, {host.memory_mib / 1024:.0f} GiB, Linux {host.kernel}, "
+            f"Python {host.python}, load {load}, front {self.front}",
+            " ".join(f"{name} {version}" for name, version in host.packages.items()),
+            f"fdatasync: {self.sync.per_second:,.0f}/s, p50 {self.sync.p50_ms:.2f} ms",
         ]
 
     def _table(self) -> Table:
-        table = Table(caption="latencies: p50/p90/p99 in ms, of an RPC (library: of a call) · CPU in µs")
+        table = Table(caption=_CAPTION)
         for heading in ("store", "load"):
             table.add_column(heading, no_wrap=True)
         for heading in ("cycles/s", "RPC/s", "submit", "claim", "ack", "errors"):
@@ -81,18 +83,19 @@ class Report:
             "server\n/cycle",
             "postgres\n/cycle",
             "generator\n/RPC",
+            "generator\n/cycle",
             "others\ncores",
             "MiB",
         ):
             table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("bar", no_wrap=True)
+        table.add_column("bars, notes", no_wrap=True)
         for row in self.rows:
             table.add_row(*self._cells(row))
         return table
 
     def _cells(self, row: Row) -> list[RenderableType]:
         check = row.step.mode is Mode.CHECK
-        latencies = [_latency(row.latencies_ms.get(verb)) for verb in _VERBS]
+        latencies = [_latencies(row, verb) for verb in _VERBS]
         return [
             row.store,
             _load(row),
@@ -104,6 +107,7 @@ class Report:
             _number(row.server_us_per_cycle, 1) if not check else "",
             _number(row.database_us_per_cycle, 1) if not check else "",
             _number(row.generator_us_per_rpc, 1),
+            _number(row.generator_us_per_cycle, 1) if not check else "",
             _number(row.others_cores, 2),
             _number(row.server_mib),
             self._verdict(row),
@@ -117,61 +121,35 @@ class Report:
             text.append("\n" if text else "")
             text.append("✓ " if judgement.met else "✗ ", style="green" if judgement.met else "red")
             text.append(judgement.text)
+        for note in _notes(row):
+            text.append("\n" if text else "")
+            text.append(note, style="bold yellow" if row.kept_up is False else "")
         return text
-
-    def write_json(self, path: Path) -> None:
-        """Everything."""
-        rows = [
-            {
-                **asdict(row),
-                "verified": row.verified,
-                "bars": [asdict(judgement) for judgement in self.judged(row)],
-            }
-            for row in self.rows
-        ]
-        summary = {
-            "verified": self.verified,
-            "failure": self.failure,
-            "host": asdict(self.host),
-            "fdatasync": asdict(self.sync),
-            "front": self.front,
-            "percentiles": PERCENTS,
-            "rows": rows,
-        }
-        path.write_text(json.dumps(summary, indent=1) + "\n")
-
-    def write_csv(self, path: Path) -> None:
-        """One line a row."""
-        lines = [_flat(row, self.judged(row)) for row in self.rows]
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(lines[0]) if lines else [])
-            writer.writeheader()
-            writer.writerows(lines)
 
 
 def line_of(row: Row) -> str:
     """A row in one line, for logs."""
     verdict = "verified" if row.verified else "NOT VERIFIED: " + "; ".join(row.violations)
     rate = row.rpcs_per_second if row.step.mode is Mode.CHECK else row.cycles_per_second
-    return f"{_name(row)}: {rate or 0:,.0f}/s, {verdict}"
+    return f"{_name(row)}: {'; '.join([f'{rate or 0:,.0f}/s', *_notes(row), verdict])}"
 
 
-def _flat(row: Row, judgements: Sequence[Judgement]) -> dict[str, Any]:
-    values = asdict(row)
-    step = values.pop("step")
-    latencies = values.pop("latencies_ms")
-    errors = values.pop("errors")
-    violations = values.pop("violations")
-    flat: dict[str, Any] = {"store": values.pop("store"), **step, **values}
-    for verb in _VERBS:
-        for index, percent in enumerate(PERCENTS):
-            flat[f"{verb}_p{percent}_ms"] = latencies[verb][index] if verb in latencies else None
-    flat["errors"] = sum(errors.values())
-    flat["verified"] = row.verified
-    flat["bars"] = "; ".join(judgement.text for judgement in judgements)
-    flat["bars_met"] = all(judgement.met for judgement in judgements) if judgements else None
-    flat["violations"] = "; ".join(violations)
-    return flat
+def _notes(row: Row) -> Iterator[str]:
+    """Figures that only some modes have."""
+    latencies = row.latencies_ms
+    if row.offered_per_second is not None:
+        kept = "kept up with" if row.kept_up else "DID NOT KEEP UP with"
+        yield f"{kept} {row.offered_per_second:,.0f}/s"
+        if row.shed_per_second:
+            yield f"{row.shed_per_second:,.0f}/s NEVER BEGUN: backlog full"
+        yield f"cycle {_latency(latencies.get('cycle'))} ms"
+        yield f"begun {_latency(latencies.get('start'))} ms late"
+        yield f"{row.most_waiting:,} waiting at most"
+    if row.claims_per_grant is not None:
+        yield f"{row.claims_per_grant:,.1f} claims a grant, {row.empty_per_second:,.0f}/s empty"
+    if "wake" in latencies:
+        yield f"woken {_latency(latencies['wake'])} ms from sending"
+        yield f"and {_latency(latencies['wake_answered'])} ms from answer"
 
 
 def _name(row: Row) -> str:
@@ -180,14 +158,27 @@ def _name(row: Row) -> str:
 
 def _load(row: Row) -> str:
     step = row.step
-    through = "" if step.mode is Mode.LIBRARY else f" / {step.connections} conn"
     batch = f" x {step.batch}" if step.mode is Mode.BATCH else ""
     following = " +next" if step.claim_next else ""
-    return f"{step.mode}{following} {step.clients}{batch}{through} / {step.processes} proc"
+    through = "" if step.mode is Mode.LIBRARY else f" / {step.connections} conn"
+    who = f"{step.clients}{batch}"
+    if step.rate:
+        who = f"open {step.rate:,.0f}/s{batch}"
+    elif step.mode is Mode.CONTENTION:
+        who = f"{step.clients} for {step.ready}"
+    elif step.mode is Mode.WAKE:
+        who = f"{step.clients} parked, {step.pace:g}/s"
+    return f"{step.mode}{following} {who}{through} / {step.processes} proc"
+
+
+def _latencies(row: Row, verb: str) -> str:
+    lines = [_latency(values[verb]) for values in (row.latencies_ms, row.service_ms) if verb in values]
+    return "\n".join(lines)
 
 
 def _latency(values: tuple[float, ...] | None) -> str:
-    return "/".join(f"{value:.3g}" if value < 100 else f"{value:.0f}" for value in values) if values else ""
+    shown = values[:3] if values else ()
+    return "/".join(f"{value:.3g}" if value < 100 else f"{value:.0f}" for value in shown)
 
 
 def _number(value: float | None, digits: int = 0) -> str:

@@ -9,11 +9,12 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from libs.identity import Identity
+from libs.postgres.postmaster import Postmaster
 
 from . import processes
 from .processes import Usage
@@ -57,9 +58,15 @@ class Server:
     pid: int
     data: Path
     log: Path
+    beside: Server | None = None
+    """A second replica on the same database; what it costs counts too."""
 
     def cost(self) -> Cost:
         """What it used and answered until now. ServerError if it is gone."""
+        if self.beside:
+            one, two = replace(self, beside=None).cost(), self.beside.cost()
+            usages = (one.server, two.server)
+            return Cost(Usage.sum(usages), one.database, one.rpcs + two.rpcs, two.machine)
         database = processes.postgres_under(self.data)
         theirs = {process.pid for process in database}
         own = [process for process in processes.tree(self.pid) if process.pid not in theirs]
@@ -90,9 +97,34 @@ def running(
     engine: Engine, identity: Identity, folder: Path, environment: Mapping[str, str]
 ) -> Iterator[Server]:
     """Coordination on free loopback ports with its data in `folder`, stopped at the end."""
+    store = "memory" if engine is Engine.MEMORY else "embedded"
+    with _process({"COORDINATION_STORE": store}, identity, folder, environment) as server:
+        yield server
+
+
+@contextmanager
+def replicas(identity: Identity, folder: Path, environment: Mapping[str, str]) -> Iterator[Server]:
+    """Two on one PostgreSQL, which the first has with it; its `beside` is the second."""
+    with running(Engine.POSTGRES, identity, folder, environment) as first:
+        found = Postmaster.of(first.data.resolve())
+        if found is None:
+            raise ServerError(f"no PostgreSQL runs in {first.data}")
+        own = folder / "second"
+        own.mkdir()
+        conninfo = own / "database"
+        conninfo.write_text(f"host={found.sockets} port={found.port} user=postgres dbname=postgres")
+        settings = {"COORDINATION_STORE": "postgres", "COORDINATION_DATABASE_FILE": str(conninfo)}
+        with _process(settings, identity, own, environment) as second:
+            yield replace(first, beside=second)
+
+
+@contextmanager
+def _process(
+    store: Mapping[str, str], identity: Identity, folder: Path, environment: Mapping[str, str]
+) -> Iterator[Server]:
     port, metrics_port = _free_port(), _free_port()
     settings = {
-        "COORDINATION_STORE": "memory" if engine is Engine.MEMORY else "embedded",
+        **store,
         "COORDINATION_DATA_DIR": str(folder / "data"),
         "COORDINATION_PORT": str(port),
         "COORDINATION_METRICS_PORT": str(metrics_port),

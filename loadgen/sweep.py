@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from libs.identity import Identity
 from libs.pki import Authority
@@ -18,11 +19,13 @@ from .channel import Target, reach
 from .generator import Generators
 from .ledger import new_tag
 from .row import Row, row_of
-from .server import Cost, Engine, Server, running
+from .server import Cost, Engine, Server, replicas, running
 from .tally import Mode, Step, Violations
 
 _DOMAIN = "load.agentctl"
 _CONTROL_CLIENTS = 16
+OPEN = (Mode.SINGLE, Mode.BATCH, Mode.LIBRARY)
+"""The modes of which there are open loops."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,15 @@ class Ladder:
     batch: int
     template: Step
     namespace: str = "load"
+    rates: Sequence[float] = ()
+    """Cycles a second: open loops of these instead of closed ones, in the modes that have cycles."""
+    under_way: int = 256
+    """The most cycles of an open loop that are under way at once."""
 
     def steps(self) -> Iterator[Step]:
-        """The control step first, then by mode, then by number of clients."""
+        """The control step first, then by mode, then by number of clients or by rate."""
         for mode in (Mode.CHECK, *self.modes):
-            for clients in (_CONTROL_CLIENTS,) if mode is Mode.CHECK else self.clients:
+            for clients, rate in self._rungs(mode):
                 processes = min(self._processes(mode), clients)
                 connections = max(min(self.connections or clients, clients), processes)
                 yield replace(
@@ -52,10 +59,23 @@ class Ladder:
                     processes=processes,
                     connections=0 if mode is Mode.LIBRARY else connections,  # it has its own
                     batch=self.batch if mode is Mode.BATCH else 1,
-                    claim_next=self.template.claim_next and mode in (Mode.SINGLE, Mode.BATCH),
+                    claim_next=self.template.claim_next and not rate and mode in (Mode.SINGLE, Mode.BATCH),
+                    rate=rate,
                     queue=f"{self.namespace}/{mode}-{clients}-{secrets.token_hex(4)}",
                     tag=new_tag(),
                 )
+
+    def _rungs(self, mode: Mode) -> list[tuple[int, float]]:
+        if mode is Mode.CHECK:
+            return [(_CONTROL_CLIENTS, 0.0)]
+        if self.rates and mode in OPEN:
+            return [(self.under_way, rate) for rate in self.rates]
+        return [(clients, 0.0) for clients in self.clients]
+
+    def settings(self) -> dict[str, Any]:
+        """What all steps share, to be written down beside the figures."""
+        names = ("warmup", "duration", "payload", "lease", "request_ids", "client", "arrivals", "seed")
+        return {name: getattr(self.template, name) for name in names}
 
     @property
     def most_processes(self) -> int:
@@ -72,17 +92,24 @@ Progress = Callable[[Step, int, int, float], None]
 
 @contextmanager
 def own_server(
-    engine: Engine, folder: Path | None, environment: Mapping[str, str]
+    engine: Engine, folder: Path | None, environment: Mapping[str, str], *, second: bool = False
 ) -> Iterator[tuple[Target, Server]]:
-    """A server with a certificate authority and an empty store of its own, below `folder`; both go."""
+    """A server with a certificate authority and an empty store of its own, below `folder`; both go.
+    With a `second` replica if the store can have one: claims are parked there.
+    """
     with tempfile.TemporaryDirectory(prefix="agentctl-load-", dir=folder) as scratch:
         root = Path(scratch)
         root.chmod(0o711)  # a PostgreSQL that root starts runs as another user, who has to get in
         authority = Authority.create(root / "pki", _DOMAIN)
         server_identity = authority.issue(f"spiffe://{_DOMAIN}/cp/coordination", root / "server")
         client_identity = authority.issue(f"spiffe://{_DOMAIN}/user/load", root / "client")
-        with running(engine, server_identity, root, environment) as server:
-            yield Target(server.address, client_identity), server
+        if second and engine is Engine.POSTGRES:
+            started = replicas(server_identity, root, environment)
+        else:
+            started = running(engine, server_identity, root, environment)
+        with started as server:
+            parked_at = server.beside.address if server.beside else ""
+            yield Target(server.address, client_identity, parked_at), server
 
 
 def climb(

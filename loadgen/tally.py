@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from .arrivals import Arrivals
 from .latency import Histogram
 from .ledger import Ledger
 
@@ -17,11 +18,24 @@ class Mode(StrEnum):
     SINGLE = "single"
     BATCH = "batch"
     LIBRARY = "library"
+    CONTENTION = "contention"  # a few items, and everybody wants them
+    WAKE = "wake"  # parked claims, and now and then an item
+
+
+class Client(StrEnum):
+    """What carries the calls of bare stubs."""
+
+    GRPCIO = "grpcio"
+    LEAN = "lean"  # see lean.py
 
 
 @dataclass(frozen=True)
 class Step:
-    """One rung of the ladder: clients in processes, over connections, for a time."""
+    """One rung of the ladder: clients in processes, over connections, for a time.
+
+    With a `rate` it is an open loop: cycles a second are offered whatever the server does, at most `clients`
+    are under way, and at most `backlog` wait for their turn.
+    """
 
     mode: Mode
     clients: int
@@ -34,6 +48,13 @@ class Step:
     lease: float = 30.0
     claim_next: bool = False
     request_ids: bool = False
+    client: Client = Client.GRPCIO
+    rate: float = 0.0
+    arrivals: Arrivals = Arrivals.POISSON
+    seed: int = 1
+    backlog: int = 0
+    ready: int = 0  # contention: items in the queue
+    pace: float = 0.0  # wake: items a second
     queue: str = ""
     tag: str = ""
 
@@ -77,6 +98,17 @@ class Tally:
     cycles: int = 0
     rpcs: int = 0
     latencies: defaultdict[str, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+    """From when a call should have begun."""
+    service: defaultdict[str, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+    """From when it was sent; of open loops, where that is another moment."""
+    arrived: int = 0  # open loop: cycles that should have begun
+    shed: int = 0  # of these, never begun: the backlog was full
+    backlog: int = 0  # the most that waited for their turn
+    empty: int = 0  # contention: claims that brought nothing
+    sent: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """wake: item → when its submit was sent and answered"""
+    woken: dict[str, float] = field(default_factory=dict)
+    """wake: item → when its claim was answered"""
     errors: Counter[str] = field(default_factory=Counter)
     violations: Violations = field(default_factory=Violations)
     cpu_seconds: float = 0.0

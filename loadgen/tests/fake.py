@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
@@ -20,6 +21,10 @@ class FakeQueue:
     submitted: int = 0
     granted: int = 0
     settled: int = 0
+    arrival: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+_LONGEST_WAIT = 0.3  # seconds; a claim may be answered early
 
 
 @dataclass
@@ -52,11 +57,20 @@ class FakeCoordination(pb_grpc.CoordinationServiceServicer):
             queue.submitted += 1
             if not self._lies("lose"):
                 queue.ready.append(item)
+                queue.arrival.set()
         return pb.SubmitVerdict(status=pb.SUBMIT_STATUS_ACCEPTED, item_id=item.id)
 
     async def Claim(self, request, context):
         if self._lies("deny"):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such queue")
+        queue = self.queues[request.queues[0]]
+        try:
+            async with asyncio.timeout(min(request.wait.ToNanoseconds() / 1e9, _LONGEST_WAIT)):
+                while not queue.ready:
+                    queue.arrival.clear()
+                    await queue.arrival.wait()
+        except TimeoutError:
+            pass
         return self._claim(request)
 
     def _claim(self, request):

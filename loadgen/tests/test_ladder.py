@@ -45,3 +45,14 @@ def test_shares_of_all_processes_are_the_whole():
     step = Step(Mode.SINGLE, clients=10, connections=7, processes=4)
     assert [step.share(10, process) for process in range(4)] == [3, 3, 2, 2]
     assert sum(step.share(7, process) for process in range(4)) == 7
+
+
+def test_rates_are_open_loops_in_place_of_closed_ones():
+    open_steps = steps(rates=[100, 5000], modes=[Mode.SINGLE, Mode.CONTENTION], under_way=64)
+    assert [(s.mode, s.clients, s.rate, s.claim_next) for s in open_steps] == [
+        (Mode.CHECK, 16, 0, False),
+        (Mode.SINGLE, 64, 100, False),
+        (Mode.SINGLE, 64, 5000, False),
+        (Mode.CONTENTION, 1, 0, False),
+        (Mode.CONTENTION, 256, 0, False),
+    ]

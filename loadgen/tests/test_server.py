@@ -51,6 +51,37 @@ async def test_claim_next_saves_an_rpc_in_three(tmp_path):
     assert row["rpcs_per_second"] == pytest.approx(2 * row["cycles_per_second"], rel=0.1)
 
 
+@pytest.mark.parametrize("front", ["h2corn", "grpcio"])
+async def test_the_lean_client_is_served_by_both_fronts(tmp_path, front):
+    options = (
+        "--store",
+        "memory",
+        "--client",
+        "lean",
+        "--front",
+        front,
+        "--batch",
+        "1000",
+        "--payload",
+        "2000",
+    )
+    modes = ("--mode", "single", "--mode", "batch", "--mode", "contention", "--mode", "wake")
+    code, output, summary = await sweep(tmp_path, *options, *modes, "--clients", "4")
+    assert code == 0, output
+    assert [row["step"]["client"] for row in summary["rows"]] == ["lean"] * 5
+    assert not any(row["errors"] for row in summary["rows"])
+
+
+@pytest.mark.postgres
+async def test_a_claim_parked_at_one_replica_is_woken_by_a_submit_at_the_other(tmp_path):
+    options = ("--store", "postgres", "--mode", "wake", "--two-replicas", "--clients", "5", "--pace", "30")
+    code, output, summary = await sweep(tmp_path, *options)
+    assert code == 0, output
+    row = summary["rows"][1]
+    assert row["calls"]["wake"] > 0
+    assert row["server_mib"] > 2 * 50  # both
+
+
 def test_a_server_that_does_not_start_says_why(tmp_path):
     identity = ca.identity(ca.authority(), tmp_path, "/cp/coordination")
     with (
