@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import platformdirs
 import typer
 
 from . import dead, explain, output, pki, queues, submit, up, watch, work, workers
@@ -49,8 +48,11 @@ def root(
 
 
 def _default_state_dir() -> str:
-    # Root's home is closed to others, and a PostgreSQL that root starts runs as another user.
-    return "/var/lib/agentctl" if os.geteuid() == 0 else platformdirs.user_state_dir("agentctl")
+    if os.geteuid() == 0:  # whose home is closed to others; its PostgreSQL runs as another user
+        return "/var/lib/agentctl"
+    import platformdirs  # only where nobody names the folder
+
+    return platformdirs.user_state_dir("agentctl")
 
 
 def main() -> None:

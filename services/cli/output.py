@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -101,6 +100,8 @@ def emit(document: Message | Mapping[str, object], *, stream: bool = False) -> N
 def version(asked: bool) -> None:
     """Prints the version and ends the command, if asked to."""
     if asked:
+        from importlib import metadata  # a tenth of `--help`
+
         typer.echo(f"agentctl {metadata.version('agentctl')}")
         raise typer.Exit
 

@@ -1,11 +1,10 @@
 """How commands reach coordination: the options they share, and the one doorway through which they call.
 
-grpc and the stubs are imported when a command runs, never for `--help`.
+asyncio, grpc and the stubs are imported when a command runs, never for `--help`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import re
@@ -115,6 +114,8 @@ def command(app: typer.Typer, name: str) -> Callable[[Body], Body]:
             )
             shape = given["format_"] if has_format else given.pop("format_")
             with one_line_errors():
+                import asyncio
+
                 asyncio.run(_call(settings, shape, body, given))
 
         signature = inspect.Signature(
