@@ -40,7 +40,7 @@ def register(app: typer.Typer, environment: Mapping[str, str]) -> None:
         ] = None,
         client: Annotated[
             Client, typer.Option(help="What carries the calls of load and fronts; see sweep.")
-        ] = Client.GRPCIO,
+        ] = Client.LEAN,
         quick: Annotated[
             bool, typer.Option("--quick", help="Small and short: shows that it works, says little.")
         ] = False,

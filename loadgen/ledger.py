@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 MIN_PAYLOAD = 36  # the id once
 MAX_PROCESSES = 0x1000
-_NEWEST = 100_000  # items that a memory store still remembers when they are settled
+_NEWEST = 40_000  # items that a memory store still remembers when they are settled
 
 
 def new_tag() -> str:

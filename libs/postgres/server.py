@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -69,13 +69,14 @@ _PREFIX = "agentctl-pg-"
 
 
 @asynccontextmanager
-async def embedded(data_dir: Path) -> AsyncIterator[str]:
+async def embedded(data_dir: Path, environment: Mapping[str, str] | None = None) -> AsyncIterator[str]:
     """The DSN of a PostgreSQL whose data are in `data_dir`, made and started if need be.
 
     Durable. It listens on a Unix socket that only its user can reach, logs to `data_dir/log`, is started
-    again if it is killed, and stops when the last process that uses it leaves. Raises StartError.
+    again if it is killed, and stops when the last process that uses it leaves. `environment`: variables
+    that the server has beside its own, if it is us who start it. Raises StartError.
     """
-    server = _Server(data_dir)
+    server = _Server(data_dir, environment or {})
     try:
         await asyncio.to_thread(server.enter)
         keeping = asyncio.create_task(_keep(server))
@@ -119,8 +120,9 @@ class _Server:
     user has a share of PG_VERSION, so that the last one can tell.
     """
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, environment: Mapping[str, str]) -> None:
         self.data = data_dir.resolve()
+        self._environment = {**_ENVIRONMENT, **environment}
         self._log = self.data / "log"
         self._turn = threading.Lock()
         self._left = False
@@ -226,7 +228,7 @@ class _Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_ENVIRONMENT,
+                env=self._environment,
                 cwd="/",
                 start_new_session=True,  # Ctrl-C is for us; we stop it
             )

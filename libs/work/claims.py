@@ -61,6 +61,23 @@ class _Lane:
     parked: asyncio.Future[pb.ClaimResponse] | None = None
     unanswered: pb.ClaimRequest | None = None
     error: MeshError | None = None
+    timer: asyncio.TimerHandle | None = None  # one for all who wait, at the earliest end of a wait
+
+    def mind(self, until: float, loop: asyncio.AbstractEventLoop) -> None:
+        """See to it that a wait that is over by then ends, even if the server says nothing."""
+        if self.timer is None or until + _GRACE < self.timer.when():
+            if self.timer is not None:
+                self.timer.cancel()
+            self.timer = loop.call_at(until + _GRACE, self._end_waits, loop)
+
+    def _end_waits(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.timer = None
+        now = loop.time() + _SLACK
+        for waiter in list(self.waiting):
+            if waiter.until + _GRACE <= now:
+                self.expire(waiter)
+            else:
+                self.mind(waiter.until, loop)
 
     def expire(self, waiter: _Waiter) -> None:
         """Nothing came in time; during an outage that would be a lie, so the error is the answer."""
@@ -102,7 +119,7 @@ class ClaimDesk:
         lane.waiting[waiter] = None
         if lane.serving is None:
             lane.serving = loop.create_task(self._serve(options, lane), context=self._context)
-        timer = loop.call_at(waiter.until + _GRACE, lane.expire, waiter)
+        lane.mind(waiter.until, loop)
         try:
             return await waiter.answer
         except asyncio.CancelledError:
@@ -110,7 +127,6 @@ class ClaimDesk:
                 self.offer(options, waiter.answer.result())
             raise
         finally:
-            timer.cancel()
             lane.waiting.pop(waiter, None)
             lane.withdraw()
 

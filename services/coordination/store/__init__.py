@@ -109,9 +109,9 @@ class Store(ABC):
     @abstractmethod
     async def take_back(self, holder: str, leases: Sequence[Lease]) -> None:
         """Undo grants whose answer never reached the holder: READY again, uncounted, the request_id void.
-        Compare-and-set on (id, token, holder), so a lease that ended otherwise is left alone; and so are
-        the grants of a claim that was repeated since, as the repeat may have been answered. After
-        MAX_REFUNDS of them an item goes back counted.
+        Compare-and-set on (id, token, holder), so a lease that ended otherwise is left alone. A grant
+        of a claim that was repeated goes back when none of its answers arrived: each call is about one.
+        After MAX_REFUNDS of them an item goes back counted.
         """
 
     @abstractmethod

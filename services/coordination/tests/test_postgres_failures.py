@@ -117,6 +117,30 @@ async def no_drift(dsn: str) -> bool:
         return await ask(connection, "select * from audit_1()") == []
 
 
+async def test_call_that_its_server_process_did_not_read_is_told_soon(own, namespace):
+    """Invariants 6 and 13: it is ended while the call lies in its socket; the repeat succeeds."""
+    async with PostgresStore.open(own, Wakes()) as store:
+        queue = Queue(store, f"{namespace}/work")
+        await queue.add(item(), item())
+        await queue.ack(await queue.take())
+        grant = await queue.take()
+        link = store._settles._link
+        assert link._connection is not None
+        process = link._connection.info.backend_pid
+        os.kill(process, signal.SIGSTOP)
+        acking = asyncio.create_task(queue.ack(grant))
+
+        async def sent() -> bool:
+            return link._prepared._socket >= 0
+
+        await until(sent)
+        os.kill(process, signal.SIGTERM)
+        os.kill(process, signal.SIGCONT)
+        with pytest.raises(UnavailableError), anyio.fail_after(5):
+            await acking
+        assert (await queue.ack(grant)).status is Held.OK
+
+
 async def test_idle_connections_that_were_ended_cost_no_call(lone_store, database, namespace):
     queue = Queue(lone_store, f"{namespace}/work")
     await queue.add()
@@ -141,6 +165,28 @@ async def test_a_lock_held_for_long_costs_a_call_and_no_more(lone_store, own, na
             await queue.claim()
         await other.rollback()
     assert await queue.take_in_time()
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"])
+async def test_statement_outside_the_lanes_that_collides_is_run_again(lone_store, database, namespace, code):
+    """Twice; what collides still is nobody's to wait for. A sequence counts, since no rollback undoes it."""
+    queue = Queue(lone_store, f"{namespace}/work")
+    await queue.add()
+    await database.execute("create sequence tries")
+    await database.execute(
+        "create function collide() returns trigger language plpgsql as $$ begin"
+        f" if nextval('coordination.tries') % 6 <> 3 then raise 'collided' using errcode = '{code}'; end if;"
+        " return new; end $$"
+    )
+    await database.execute(
+        "create trigger collide before update on queue for each row execute function collide()"
+    )
+    assert (await lone_store.pause(queue.name, paused=True)).paused
+    assert await ask(database, "select last_value from tries") == [(3,)]
+    with pytest.raises(UnavailableError, match="collided"):
+        await lone_store.pause(queue.name, paused=False)
+    assert await ask(database, "select last_value from tries") == [(6,)]
+    assert await queue.claim() == []
 
 
 async def test_invariant_01_tokens_start_above_all_others_after_a_restore(own, namespace, database):

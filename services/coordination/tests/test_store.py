@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sys
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -22,6 +23,7 @@ from libs.errors import ExhaustedError, InvalidError, NotFoundError, Unavailable
 from libs.postgres import embedded
 
 from ..store import Store
+from ..store.memory import MemoryStore
 from ..work import (
     MAX_FAILURES,
     MAX_REFUNDS,
@@ -633,6 +635,17 @@ async def test_invariant_04_a_part_that_goes_back_voids_the_whole_request(queue)
     again = await queue.claim(2, request_id="r")
     assert len(again) == 2
     assert first[1].id not in {g.id for g in again}
+
+
+async def test_invariant_04_what_a_repeat_was_answered_is_not_taken_back_for_the_first_try(queue):
+    """Invariants 3 and 4: the first try's answer is lost late, when the repeat's has long been read."""
+    await queue.add(item(), item())
+    first = await queue.claim(2, request_id="r")
+    again = await queue.claim(2, request_id="r")
+    assert [lease(g) for g in again] == [lease(g) for g in first]
+    await queue.store.take_back(ANNA, [lease(g) for g in first])
+    assert await queue.claim(2, holder=BEN) == []
+    assert [outcome(await queue.ack(g)) for g in again] == [(Held.OK, None)] * 2
 
 
 async def test_invariant_04_undelivered_grants_are_counted_after_a_few(queue):
@@ -1517,6 +1530,25 @@ async def test_settled_items_are_kept_as_long_as_retention_says(queue):
 
     await until(gone)
     assert (await results(queue)).items == ()
+
+
+async def test_what_the_memory_store_drops_beyond_its_caps_is_gone():
+    now = 1_000
+    store = MemoryStore(lambda *_: None, clock=lambda: now)
+    queue = Queue(store, "demo/work")
+    payload = bytes(1000)
+    references = sys.getrefcount(payload)
+    (first,) = await queue.add(item(payload=payload))
+    await queue.ack(await queue.take())
+    assert sys.getrefcount(payload) > references
+    large = bytes(1 << 20)
+    for _ in range(1800):  # MiB; 256 are kept, and logs are swept when most of one is gone
+        await queue.add(item(payload=large))
+        await queue.ack(await queue.take())
+    assert await store.items([first], ALL) == []
+    now += 61_000  # its lease would be over by now
+    store.sweep()
+    assert sys.getrefcount(payload) == references
 
 
 async def test_dead_letters_are_kept_as_long_as_retention_says(queue):

@@ -45,9 +45,9 @@ RULES: dict[str, dict[str, Any]] = {
     "skip": {"on_dead_head": OnDeadHead.SKIP, "dedupe_window_ms": 2000},
 }
 SECOND = 1000
-REPEATABLE = ("submit", "renew", "ack", "fail", "release", "take_back", "cancel", "pause")
+REPEATABLE = ("submit", "renew", "ack", "fail", "release", "cancel", "pause")
 """What gets its first verdict again although nobody saw that. A claim would need its place in the queue,
-redrive and purge find nothing left to do."""
+redrive and purge find nothing left to do, and each take_back stands for an answer of its own."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,7 @@ class Run:
         for world in self.worlds:
             for order in permutations(zip(calls, answers, strict=True)):
                 judge = deepcopy(world)
+                judge.alone = len(calls) == 1
                 try:
                     for call, answer in order:
                         call.judged(judge, answer)
@@ -169,10 +170,12 @@ class Run:
                 self.leases += [(call.args[0].holder, Lease(g.id, g.token)) for g in answer.grants]
 
     async def looked_at(self) -> None:
-        """The state shown is that of a world, by items and by counters."""
+        """The state shown is that of a world, by items and by counters. Others are not kept."""
         found = await self.stores[-1].items([new.id for new in self.items], ALL)
         shown = {i.id: seen(i) for i in found}
-        assert shown in [world.shown() for world in self.worlds], (shown, self.worlds[0].shown())
+        left = [world for world in self.worlds if world.shown() == shown]
+        assert left, (shown, self.worlds[0].shown())
+        self.worlds = left
         for stats in await self.stores[0].queues(None, self.namespace):
             counted = (stats.ready, stats.delayed, stats.blocked, stats.leased, stats.dead)
             counts = self.worlds[0].counts(stats.name)
@@ -274,12 +277,16 @@ async def test_memory_store_behaves_like_the_reference(shapes, script):
     await played(await prepared([store], shapes, SECOND), script, clock)
 
 
-# In a tier of its own (`make soak`): now and then a run finds a claim that answers nothing although an item
-# that a submit was repeated for is ready. Believed, not proven: the item lies below the replica's watermark,
-# and the look from the start of the queue, a second later, finds it. The reference knows no such second.
 @pytest.mark.postgres
-@pytest.mark.soak
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes=shapes, script=scripts)
 async def test_two_replicas_behave_like_the_reference(two_stores, shapes, script):
+    await played(await prepared(two_stores, shapes, 60 * SECOND), script, None)
+
+
+@pytest.mark.postgres
+@pytest.mark.soak
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(shapes=shapes, script=scripts)
+async def test_two_replicas_behave_like_the_reference_for_long(two_stores, shapes, script):
     await played(await prepared(two_stores, shapes, 60 * SECOND), script, None)

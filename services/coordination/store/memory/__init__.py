@@ -126,7 +126,8 @@ class MemoryStore(Store):
         live = [row for row, token in request.grants if row.live(order.holder, token, now)]
         if live and request.args != order.request_args:
             raise InvalidError(violations={"request_id": "was used before with other arguments"})
-        request.replayed = request.replayed or bool(live)
+        for row in live:
+            row.answers += 1
         return tuple(row.grant(now) for row in live)
 
     def _pick(self, q: Queue, order: ClaimOrder, now: int, touched: Touched) -> list[Row]:
@@ -267,10 +268,11 @@ class MemoryStore(Store):
             row = self._table.rows.get(lease.id)
             if row is None or not row.live(holder, lease.token, now):
                 continue
-            if (request := row.request) is not None:
-                if request.replayed:
-                    continue
-                self._table.requests.pop(request.key, None)
+            if row.answers > 1:
+                row.answers -= 1
+                continue
+            if row.request is not None:
+                self._table.requests.pop(row.request.key, None)
             row.refunds += 1
             if row.refunds > MAX_REFUNDS:
                 row.attempt += 1  # the release below takes one off

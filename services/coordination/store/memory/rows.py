@@ -46,14 +46,13 @@ class Request:
     args: int
     grants: list[tuple[Row, int]] = field(default_factory=list)
     live: int = 0
-    replayed: bool = False
 
 
 class Row:
     """An item with all that the store knows of it. Times are ms of the store's clock; 0: none."""
 
     __slots__ = (
-        "armed", "attempt", "cancel_reason", "chained", "dead_cause", "ended", "expires_at",
+        "answers", "armed", "attempt", "cancel_reason", "chained", "dead_cause", "ended", "expires_at",
         "failures",
         "forget_at", "granted_at", "holder", "key_until", "lease_end", "new", "past", "queue", "ready_at",
         "ready_since", "refunds", "request", "result", "result_type", "seq", "settled_at", "settled_seq",
@@ -69,6 +68,7 @@ class Row:
         self.expires_at = now + new.expires_in_ms if new.expires_in_ms else 0
         self.ready_at = now + new.delay_ms if new.delay_ms else 0
         self.attempt = self.refunds = self.token = 0
+        self.answers = 0  # that have told of its lease: the claim's, and those of its repeats
         self.holder: str | None = None
         self.lease_end = self.granted_at = self.ready_since = 0
         self.settled_at = self.settled_seq = self.forget_at = self.key_until = 0
@@ -92,8 +92,10 @@ class Row:
                 return min(self.ready_at, self.expires_at or self.ready_at)
             case State.READY | State.BLOCKED:
                 return self.expires_at
+            case State.DEAD:
+                return self.forget_at
             case _:
-                return min(filter(None, (self.forget_at, self.key_until)), default=0)
+                return self.key_until
 
     def live(self, holder: str, token: int, now: int) -> bool:
         """Whether this lease runs."""
@@ -184,27 +186,24 @@ class Row:
 class Log:
     """Rows in order of a growing number, to be read from any number on."""
 
-    __slots__ = ("_numbers", "_rows")
+    __slots__ = ("_numbers", "rows")
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
-        self._rows: list[Row] = []
+        self.rows: list[Row] = []
 
     def append(self, number: int, row: Row) -> None:
         self._numbers.append(number)
-        self._rows.append(row)
+        self.rows.append(row)
 
     def after(self, number: int) -> Iterator[tuple[int, Row]]:
         start = bisect_right(self._numbers, number)
-        return zip(islice(self._numbers, start, None), islice(self._rows, start, None), strict=True)
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        return zip(islice(self._numbers, start, None), islice(self.rows, start, None), strict=True)
 
     def keep(self, wanted: Callable[[Row], bool]) -> None:
-        kept = [(n, r) for n, r in zip(self._numbers, self._rows, strict=True) if wanted(r)]
+        kept = [(n, r) for n, r in zip(self._numbers, self.rows, strict=True) if wanted(r)]
         self._numbers = [n for n, _ in kept]
-        self._rows = [r for _, r in kept]
+        self.rows = [r for _, r in kept]
 
 
 class Group:

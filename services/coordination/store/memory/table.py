@@ -45,8 +45,8 @@ class Table:
         self.requests: dict[tuple[str, str], Request] = {}
         self._rng = rng
         self._wheel: dict[int, list[Row]] = {}
-        self._settled: deque[Row] = deque()
-        self._settled_bytes = 0
+        self._settled: dict[int, deque[Row]] = {}  # retention → rows, the next to be forgotten first
+        self._settled_count = self._settled_bytes = 0
         self.swept_at = now
         self._outage_end = -1
         # Starts above every token of an earlier run: a run grants fewer than 2^22 items a millisecond.
@@ -140,6 +140,7 @@ class Table:
         row.token = next(self._tokens)
         row.attempt += 1
         row.holder = holder
+        row.answers = 1
         row.granted_at = now
         row.lease_end = now + lease_ms
         held = self.held.get(holder)
@@ -188,26 +189,40 @@ class Table:
         if state is State.DEAD:
             q.dead[new.id] = row
             row.forget_at = now + q.policy.dead_retention_ms
+            self._arm_for(row, row.forget_at)
         else:
-            row.forget_at = now + q.policy.settled_retention_ms
             if new.dedupe_key is not None:
                 row.key_until = now + q.policy.dedupe_window_ms
                 if row.key_until == now:
                     self._free_key(row)
-            self._keep(row)
-        self._arm_for(row, min(row.key_until or row.forget_at, row.forget_at))
+                self._arm_for(row, row.key_until)
+            self._keep(row, q.policy.settled_retention_ms)
         if new.ordering_key is not None:
             self.promote(q, new.ordering_key, now, touched)
         touched.setdefault(q.name, 0)
 
-    def _keep(self, row: Row) -> None:
-        """Keep a settled row for those who ask, and drop the oldest ones beyond the caps."""
-        self._settled.append(row)
+    def _keep(self, row: Row, retention_ms: int) -> None:
+        """Keep a settled row for those who ask, and drop the oldest beyond the caps. Not in the wheel: that
+        would hold what has been dropped until its time comes.
+        """
+        row.forget_at = row.settled_at + retention_ms
+        kept = self._settled.get(retention_ms)
+        if kept is None:
+            kept = self._settled[retention_ms] = deque()
+        kept.append(row)
+        self._settled_count += 1
         self._settled_bytes += len(row.new.payload) + len(row.result)
-        while len(self._settled) > SETTLED_CAP or self._settled_bytes > SETTLED_BYTES:
-            oldest = self._settled.popleft()
-            self._settled_bytes -= len(oldest.new.payload) + len(oldest.result)
-            self.forget(oldest)
+        while self._settled_count > SETTLED_CAP or self._settled_bytes > SETTLED_BYTES:
+            self._drop(kept if len(self._settled) == 1 else self._longest_kept())
+
+    def _longest_kept(self) -> deque[Row]:
+        return min(filter(None, self._settled.values()), key=lambda kept: kept[0].settled_at)
+
+    def _drop(self, kept: deque[Row]) -> None:
+        row = kept.popleft()
+        self._settled_count -= 1
+        self._settled_bytes -= len(row.new.payload) + len(row.result)
+        self.forget(row)
 
     def die(self, row: Row, cause: DeadCause, now: int, touched: Touched) -> None:
         row.dead_cause = cause
@@ -263,9 +278,11 @@ class Table:
             group.rows -= 1
             if not group.rows:
                 del q.groups[new.group]
-        for log in (q.items, q.results):
-            if len(log) > 2 * q.rows + 1000:
-                log.keep(lambda kept: kept.new.id in self.rows)
+        most = 2 * q.rows + 1000
+        if len(q.items.rows) > most:
+            q.items.keep(lambda kept: kept.new.id in self.rows)
+        if len(q.results.rows) > most:
+            q.results.keep(lambda kept: kept.new.id in self.rows)
 
     def _free_key(self, row: Row) -> None:
         key = row.new.dedupe_key
@@ -299,6 +316,11 @@ class Table:
             slots = sorted(slot for slot in self._wheel if slot <= last)
         else:
             slots = list(range(first, last + 1))
+        for retention_ms, kept in list(self._settled.items()):
+            while kept and kept[0].forget_at <= now:
+                self._drop(kept)
+            if not kept:
+                del self._settled[retention_ms]
         for slot in slots:
             for row in self._wheel.pop(slot, ()):
                 row.armed = 0
@@ -321,11 +343,8 @@ class Table:
         elif state.settled:
             if row.key_until and row.key_until <= now:
                 self._free_key(row)
-            if row.forget_at and row.forget_at <= now:
-                if state is State.DEAD:
-                    self.bury(row, now, touched)
-                else:
-                    self.forget(row)
+            if state is State.DEAD and row.forget_at and row.forget_at <= now:
+                self.bury(row, now, touched)
         elif row.lapsed(now):
             self.withdraw(row)
             self.die(row, DeadCause.EXPIRED, now, touched)

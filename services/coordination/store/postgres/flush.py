@@ -69,7 +69,7 @@ class Call(Generic[E, V]):
     verb: Verb[E, V]
     namespace: str
     entries: Sequence[E]
-    todo: list[int]
+    todo: Sequence[int]
     verdicts: list[V | None]
     missing: int
     future: asyncio.Future[list[V]]
@@ -112,7 +112,7 @@ class Lane:
             raise UnavailableError("the store is closed")
         future: asyncio.Future[list[V]] = asyncio.get_running_loop().create_future()
         count = len(entries)
-        made: Call[E, V] = Call(verb, namespace, entries, list(range(count)), [None] * count, count, future)
+        made: Call[E, V] = Call(verb, namespace, entries, range(count), [None] * count, count, future)
         if not count:
             future.set_result([])
             return made
@@ -143,9 +143,11 @@ class Lane:
         verb, calls = next(iter(self._waiting.items()))
         batch = self._batch = _fill(verb, calls)
         # Verbs take turns: this one goes to the end, if something is left of it.
-        left = self._waiting.pop(verb)
-        if left := deque(call for call in left if call.todo):
-            self._waiting[verb] = left
+        del self._waiting[verb]
+        while calls and not calls[0].todo:
+            calls.popleft()
+        if calls:
+            self._waiting[verb] = calls
         if batch.entries:
             await self._flush(verb, batch)
 
@@ -192,7 +194,8 @@ def _fill(verb: Verb[Any, Any], calls: deque[Call[Any, Any]]) -> Batch:
     seen: set[Hashable] = set()
     behind: set[Hashable] = set()  # lines of which somebody was left behind
     rows = size = 0
-    for call, share in _in_turn(verb, calls):
+    keys_of, lines_of, rows_of, size_of = verb.keys, verb.lines, verb.rows, verb.size
+    for call, share in _in_turn(calls):
         if call.future.done():
             call.todo = []
             continue
@@ -200,8 +203,8 @@ def _fill(verb: Verb[Any, Any], calls: deque[Call[Any, Any]]) -> Batch:
         left: list[int] = []
         for n in call.todo:
             entry = call.entries[n]
-            keys, lines = verb.keys(entry), verb.lines(entry)
-            more, bytes_ = verb.rows(entry), verb.size(entry)
+            keys, lines = keys_of(entry), lines_of(entry)
+            more, bytes_ = rows_of(entry), size_of(entry)
             fits = not batch.entries or (rows + more <= MOST_ROWS and size + bytes_ <= MOST_BYTES)
             apart = seen.isdisjoint(keys) and behind.isdisjoint(lines)
             if not fits or len(taken) >= share or not apart:
@@ -223,12 +226,12 @@ def _fill(verb: Verb[Any, Any], calls: deque[Call[Any, Any]]) -> Batch:
     return batch
 
 
-def _in_turn(verb: Verb[Any, Any], calls: deque[Call[Any, Any]]) -> Iterator[tuple[Call[Any, Any], int]]:
+def _in_turn(calls: deque[Call[Any, Any]]) -> Iterator[tuple[Call[Any, Any], int]]:
+    if len({call.namespace for call in calls}) == 1:
+        return ((call, MOST_ROWS) for call in calls)
     spaces: dict[str, list[Call[Any, Any]]] = {}
     for call in calls:
         spaces.setdefault(call.namespace, []).append(call)
-    if len(spaces) == 1:
-        return ((call, MOST_ROWS) for call in calls)
     share = (
         MOST_ROWS if sum(len(call.todo) for call in calls) <= MOST_ROWS else max(1, MOST_ROWS // len(spaces))
     )

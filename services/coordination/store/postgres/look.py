@@ -32,14 +32,15 @@ _ACTIVE = f"""
             select i.id, i.ord from item i where i.queue_id = %(queue)s and i.priority = b.p and i.state = 1
             and i.ord > %(after)s order by i.ord limit %(most)s) r where 1 = any (%(states)s)
         union all (select i.id, i.ord from item i where i.queue_id = %(queue)s and i.state in (2, 3)
-            and i.state = any (%(states)s) and i.ord > %(after)s order by i.ord limit %(most)s)
+            and %(states)s && '{{2,3}}' and i.state = any (%(states)s) and i.ord > %(after)s
+            order by i.ord limit %(most)s)
         union all (select i.id, i.ord from item i where i.state = 4 and 4 = any (%(states)s)
             and i.queue_id = %(queue)s and i.ord > %(after)s order by i.ord limit %(most)s)
         union all (select i.id, i.ord from item i where i.queue_id = %(queue)s and i.state = 6
             and 6 = any (%(states)s) and i.ord > %(after)s order by i.ord limit %(most)s)
     )
     select {rows.UNSETTLED_COLUMNS}, {_MATCHES} from (select * from page order by ord limit %(most)s) p
-    join item i on i.id = p.id join queue q on q.id = i.queue_id order by i.ord"""
+    join item i on i.id = any (array[p.id]) join queue q on q.id = i.queue_id order by i.ord"""
 _AMONG = f"""
     select {rows.UNSETTLED_COLUMNS}, {_MATCHES} from item i join queue q on q.id = i.queue_id
     where i.id = any (%(ids)s) and i.queue_id = %(queue)s and i.state = any (%(states)s) and i.ord > %(after)s

@@ -78,7 +78,7 @@ def failures(text: str | None, now: int) -> tuple[Failure, ...]:
 
 
 def grant(row: Any, now: int) -> Grant:
-    """A row of `claim_1`."""
+    """A row of `claim_2`."""
     _, id, token, attempt, most, left, _, _, payload, kept, group, ordering, history, _, queue = row
     content_type, labels, trace = _decoded(kept)
     past = failures(history, now)

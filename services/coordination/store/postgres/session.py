@@ -18,19 +18,18 @@ from libs.errors import UnavailableError
 from libs.postgres import sever
 
 from . import arrays
+from .prepared import Prepared
 
 log = logging.getLogger(__name__)
 
 SCHEMA = "coordination"
 STATEMENT_SECONDS = 5.0
 ANSWER_SECONDS = 8.0  # a connection that is silent for longer is given up
-_COMMON: LiteralString = """
+_SETTINGS: LiteralString = """
     set search_path = coordination;
     set statement_timeout = '5s'; set lock_timeout = '4s'; set idle_in_transaction_session_timeout = '5s';
     set jit = off; set client_min_messages = error; set max_parallel_workers_per_gather = 0;
-"""
-# The planner must not leave the indexes whatever it believes to know about the tables.
-_PINNED: LiteralString = """
+    -- The planner must not leave the indexes whatever it believes to know about the tables.
     set enable_bitmapscan = off; set enable_seqscan = off;
     set enable_hashjoin = off; set enable_mergejoin = off; set plan_cache_mode = force_generic_plan;
 """
@@ -79,7 +78,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-async def connect(conninfo: Conninfo, *, pinned: bool = False, grants: bool = False) -> AsyncConnection[Any]:
+async def connect(conninfo: Conninfo, *, grants: bool = False) -> AsyncConnection[Any]:
     """A connection that can write. Raises psycopg.Error."""
     connection: AsyncConnection[Any] = await AsyncConnection.connect(
         conninfo if isinstance(conninfo, str) else conninfo(), **OPTIONS
@@ -87,8 +86,6 @@ async def connect(conninfo: Conninfo, *, pinned: bool = False, grants: bool = Fa
     async with AsyncExitStack() as unless_done:
         unless_done.push_async_callback(connection.close)
         await prepare(connection)
-        if pinned:
-            await command(connection, _PINNED)
         if grants:
             await command(connection, "select epoch_1()")
         unless_done.pop_all()
@@ -98,7 +95,7 @@ async def connect(conninfo: Conninfo, *, pinned: bool = False, grants: bool = Fa
 async def prepare(connection: AsyncConnection[Any]) -> None:
     """Make a connection one of ours, or refuse it."""
     arrays.register(connection)
-    await command(connection, _COMMON)
+    await command(connection, _SETTINGS)
     ((reading,),) = await command(connection, "select pg_is_in_recovery()")
     if reading:
         raise psycopg.errors.ReadOnlySqlTransaction("this server is a read-only replica")
@@ -114,14 +111,13 @@ async def command(
     statement: LiteralString,
     params: Sequence[object] | Mapping[str, object] | None = None,
     *,
-    prepare: bool | None = None,
     within: float = ANSWER_SECONDS,
 ) -> list[Any]:
     """The rows of a statement. The socket is cut when there is no answer in time."""
     timer = asyncio.get_running_loop().call_later(within, sever, connection)
     try:
         cursor = connection.cursor(binary=params is not None)
-        await cursor.execute(statement, params, prepare=prepare)
+        await cursor.execute(statement, params)
         return await cursor.fetchall() if cursor.description else []
     finally:
         timer.cancel()
@@ -134,6 +130,7 @@ class Link:
         self._conninfo = conninfo
         self._renewed = renewed
         self._connection: AsyncConnection[Any] | None = None
+        self._prepared: Prepared
         self._poll = select.poll()
         self._pause = 0.0
         self._down_until = 0.0
@@ -142,8 +139,9 @@ class Link:
     async def run(self, statement: LiteralString, params: Sequence[object]) -> list[Any]:
         """Execute a prepared statement. Raises psycopg.Error; UnavailableError while there is no server."""
         connection = await self._ready()
+        timer = asyncio.get_running_loop().call_later(ANSWER_SECONDS, sever, connection)
         try:
-            return await command(connection, statement, params, prepare=True)
+            return await self._prepared.run(statement, params)
         except psycopg.Error as error:
             if fault(error) is Fault.LOST:
                 log.warning("lost a connection: %s", unavailable(error))
@@ -152,6 +150,8 @@ class Link:
         except asyncio.CancelledError:
             await self.drop()
             raise
+        finally:
+            timer.cancel()
 
     async def drop(self) -> None:
         """Give the connection up."""
@@ -170,7 +170,7 @@ class Link:
         if self._down is not None and now < self._down_until:
             raise UnavailableError(str(self._down))
         try:
-            connection = await connect(self._conninfo, pinned=True, grants=True)
+            connection = await connect(self._conninfo, grants=True)
         except (psycopg.Error, OSError) as error:
             self._pause = min(1.0, max(0.05, self._pause * 2))
             self._down_until = asyncio.get_running_loop().time() + self._pause * (0.5 + random.random())
@@ -179,6 +179,6 @@ class Link:
         self._pause, self._down = 0.0, None
         self._poll = select.poll()
         self._poll.register(connection.fileno(), select.POLLIN | select.POLLHUP | select.POLLERR)
-        self._connection = connection
+        self._connection, self._prepared = connection, Prepared(connection)
         self._renewed()
         return connection

@@ -172,6 +172,7 @@ def claim(
         changed: set[int] = set()
         more: set[int] = set()
         holes: set[int] = set()
+        afresh: set[int] = set()
         highest: dict[int, dict[int, int]] = {}
         sizes: dict[int, int] = {}
         now = time.time_ns() // 1_000_000
@@ -181,7 +182,7 @@ def claim(
                 if attempt == -1:
                     changed.add(slot - 1)
                 else:
-                    (more if attempt == -2 else holes).add(queues[slot - 1])
+                    {-2: more, -3: holes, -4: afresh}[attempt].add(queues[slot - 1])
                 continue
             entry = entries[slot - 1]
             grants[slot - 1].append(rows.grant(row, now))
@@ -192,7 +193,7 @@ def claim(
         for queue, size in sizes.items():
             typical[queue] = max(size, typical.get(queue, 0) * 7 // 8)
         for queue in queues:
-            lows.granted(queue, {} if queue in holes else highest.get(queue, {}))
+            lows.granted(queue, {} if queue in holes else highest.get(queue, {}), afresh=queue in afresh)
         # Others passed over what a budget then left: they are to look again.
         left = {entry.order.queue: int(entry.queue in holes)
                 for entry, got in zip(entries, grants, strict=True) if got}  # fmt: skip
@@ -204,7 +205,7 @@ def claim(
         ]
 
     return Verb(
-        f"select * from claim_1({', '.join(['%s'] * 13)})",
+        f"select * from claim_2({', '.join(['%s'] * 13)})",
         keys,
         encode,
         decode,
@@ -329,7 +330,7 @@ def release(woken: Woken, *, undo: bool) -> Verb[Held, LeaseVerdict]:
             verdicts[row[0] - 1] = rows.verdict(row)
         return verdicts
 
-    return Verb("select * from release_1(%s, %s, %s, %s, %s)", _id, encode, decode)
+    return Verb("select * from release_2(%s, %s, %s, %s, %s)", _id, encode, decode)
 
 
 def release_worker(woken: Woken) -> Verb[tuple[str, str], int]:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 CHANNEL = "coordination"
 PROBE_SECONDS = 4.0
 MOST_BYTES = 7900
-PAUSE_SECONDS = 0.005  # between two notifications; a lone one leaves at once
+PAUSE_SECONDS = 0.02  # between two notifications, which all replicas pay for; a lone one leaves at once
 
 Heard = Callable[[str, int, int | None], None]
 

@@ -1,8 +1,9 @@
 """From where a claim looks for ready items: below, all of a queue's priority have been granted.
 
 Skipping those matters when old row versions cannot be removed yet, since an index still leads to them.
-Whoever makes items ready says their lowest place, which lowers the mark; once a second a claim looks from
-the beginning all the same.
+Whoever makes items ready says their lowest place, which lowers the mark, here at once and in other replicas
+soon. Until then a mark can hide items, so a claim that finds less than it wants asks the counters whether
+it did, and looks from the beginning if so; and once a second one does it anyway.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ class Watermarks:
             lows[:] = [_EVERYTHING] * (TOP_PRIORITY + 1)
         return list(lows)
 
-    def granted(self, queue: int, highest: Mapping[int, int]) -> None:
-        """The highest place granted of each priority by the claim that began last."""
+    def granted(self, queue: int, highest: Mapping[int, int], *, afresh: bool) -> None:
+        """The highest place granted of each priority by the claim that began last; `afresh`: it looked from
+        the beginning.
+        """
         lows, floor = self._lows.get(queue), self._floors.get(queue, _NEVER)
         if lows is None:
             return
+        if afresh:
+            lows[:] = [_EVERYTHING] * (TOP_PRIORITY + 1)
         for priority, place in highest.items():
             lows[priority] = min(max(lows[priority], place), floor)
 
