@@ -1,7 +1,7 @@
 """The mesh as one table: which components there are, and who may call which method. Default deny.
 
 A method's callers are roles: `cp/<component>`, or a kind of principal (`agent`, `producer`, `user`,
-`administrator`). Finer rules (this agent, this queue) live in the domain that owns them.
+`administrator`; `anonymous` shows no certificate). Finer rules (this agent, this queue) live in the domain that owns them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,21 @@ class Component:
 
 
 COORDINATION = Component("coordination", 7410)
+OPERATOR = Component("operator", 7411)
+IDENTITY = Component("operator", 7412)
+"""The operator's second listener: without client certificates, and for one method only."""
+PLANE = Component("plane", 7413)
+
+ANONYMOUS = "anonymous"
+"""The role of a caller without a certificate."""
 
 _OPEN = frozenset({"*"})  # any principal with a believed certificate
 _PEOPLE = frozenset({"user", "administrator"})
 _PRODUCERS = _PEOPLE | {"producer", "agent", "cp/gateway"}
 _WORKERS = _PEOPLE | {"agent"}
 
+_OPERATOR = "/agentctl.operator.v1.OperatorService/"
+_RESOURCES = "/agentctl.resource.v1.ResourceService/"
 _COORDINATION = "/agentctl.coordination.v1.CoordinationService/"
 
 METHODS: dict[str, frozenset[str]] = {
@@ -32,6 +41,16 @@ METHODS: dict[str, frozenset[str]] = {
     "/grpc.health.v1.Health/List": _OPEN,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OPEN,
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": _OPEN,
+    "/agentctl.identity.v1.IdentityService/IssueCertificate": frozenset({ANONYMOUS}),
+    _OPERATOR + "Render": _PEOPLE,
+    _OPERATOR + "Reconcile": _PEOPLE,
+    _OPERATOR + "GetStatus": _PEOPLE,
+    _RESOURCES + "Apply": _PEOPLE,
+    _RESOURCES + "Get": _PEOPLE,
+    _RESOURCES + "List": _PEOPLE,
+    _RESOURCES + "Watch": _PEOPLE,
+    _RESOURCES + "Delete": _PEOPLE,
+    _RESOURCES + "GetLogs": _PEOPLE,
     _COORDINATION + "Submit": _PRODUCERS,
     _COORDINATION + "Claim": _WORKERS,
     _COORDINATION + "Renew": _WORKERS,

@@ -1,0 +1,62 @@
+"""The kinds of object that we read and write, and where an API server keeps them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of object: its API group and version, its name, and the plural that paths use."""
+
+    group: str
+    version: str
+    name: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """As objects spell it: apps/v1, or v1 for the core group."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def resource(self) -> str:
+        """As RBAC and kubectl spell it: agents.agentctl.dev."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+NAMESPACE = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
+POD = Kind("", "v1", "Pod", "pods")
+SERVICE = Kind("", "v1", "Service", "services")
+SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
+CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
+SECRET = Kind("", "v1", "Secret", "secrets")
+EVENT = Kind("events.k8s.io", "v1", "Event", "events")
+LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
+DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
+REPLICA_SET = Kind("apps", "v1", "ReplicaSet", "replicasets")
+STATEFUL_SET = Kind("apps", "v1", "StatefulSet", "statefulsets")
+JOB = Kind("batch", "v1", "Job", "jobs")
+CRON_JOB = Kind("batch", "v1", "CronJob", "cronjobs")
+NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
+SCALED_OBJECT = Kind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")
+
+AGENT = Kind("agentctl.dev", "v1alpha1", "Agent", "agents")
+AGENT_FLEET = Kind("agentctl.dev", "v1alpha1", "AgentFleet", "agentfleets")
+MODEL_POOL = Kind("agentctl.dev", "v1alpha1", "ModelPool", "modelpools")
+MCP_SERVER_SET = Kind("agentctl.dev", "v1alpha1", "MCPServerSet", "mcpserversets")
+
+OURS = (AGENT, AGENT_FLEET, MODEL_POOL, MCP_SERVER_SET)
+"""The kinds that people declare."""
+
+KINDS = (
+    NAMESPACE, POD, SERVICE, SERVICE_ACCOUNT, CONFIG_MAP, SECRET, EVENT, LEASE, DEPLOYMENT, REPLICA_SET,
+    STATEFUL_SET, JOB, CRON_JOB, NETWORK_POLICY, SCALED_OBJECT, *OURS,
+)  # fmt: skip
+_BY_NAME = {(kind.api_version, kind.name): kind for kind in KINDS}
+
+
+def kind_of(api_version: str, name: str) -> Kind:
+    """The kind that an object or an owner reference names. KeyError for one that we do not handle."""
+    return _BY_NAME[api_version, name]
