@@ -5,11 +5,29 @@ SHELL := bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 PYTHON ?= python3
 
+DOCKER    ?= docker
+IMAGE     := agentctl:dev
+IMAGE_TAR := dist/image.tar
+REVISION  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+OVERLAY   ?= single
+
+# Which Kubernetes `make integration` uses, and the command that brings it the image's tar.
+CLUSTER ?=
+ifeq ($(CLUSTER),node)
+export KUBECONFIG := $(or $(CLUSTER_RUN),/tmp/agentctl-cluster)/admin.kubeconfig
+IMAGE_LOAD := python -m integration.cluster load
+else ifeq ($(CLUSTER),kind)
+export KUBECONFIG ?= $(HOME)/.kube/config
+IMAGE_LOAD := kind load image-archive
+else ifeq ($(CLUSTER),kubeconfig)
+IMAGE_LOAD ?= $(error IMAGE_LOAD is not set: a command that brings the tar it is given to the cluster)
+endif
+
 PROTOS   := $(shell find proto -name '*.proto')
 SERVICES := $(shell grep -rl --include='*.proto' '^service ' proto)
 PROTOC   := python -m grpc_tools.protoc -I proto
 
-.PHONY: help setup proto lint test soak integration hostile demo load ci clean
+.PHONY: help setup proto crds lint test soak integration hostile demo load image cluster cluster-down deploy ci clean
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  %-12s %s\n", $$1, $$2}'
 
@@ -25,8 +43,12 @@ proto: .venv ## Regenerate gen/ from proto/
 	$(PROTOC) --python_out=gen --mypy_out=quiet:gen $(PROTOS)
 	$(PROTOC) --grpc_python_out=gen --mypy_grpc_out=quiet:gen $(SERVICES)
 
-lint: .venv ## Style, types, import rules, protos
+crds: .venv ## Regenerate k8s/base/crds from libs/resources
+	python -m libs.resources
+
+lint: .venv ## Style, types, import rules, protos, CRDs
 	buf lint && buf format -d --exit-code
+	python -m libs.resources --check
 	ruff check . && ruff format --check .
 	mypy
 	lint-imports
@@ -37,8 +59,16 @@ test: .venv ## Unit and component tests, PostgreSQL included
 soak: .venv ## The random tests of two replicas on PostgreSQL, for a while
 	pytest -q -m soak services
 
-integration: .venv ## Real processes on loopback, killed and attacked from outside
+integration: .venv ## Real processes on loopback, killed and attacked from outside (CLUSTER=node|kind|kubeconfig: on that Kubernetes)
+ifeq ($(CLUSTER),)
 	pytest -q integration
+else
+	$(MAKE) image
+	$(if $(filter node,$(CLUSTER)),$(MAKE) cluster)
+	$(IMAGE_LOAD) $(IMAGE_TAR)
+	kubectl apply -k k8s/overlays/single
+	AGENTCTL_TEST_KUBECONFIG="$$KUBECONFIG" pytest -q -m cluster libs services integration/cluster
+endif
 
 hostile: .venv ## Floods and thousands of connections against both fronts, for minutes
 	pytest -q -m hostile integration/fronts
@@ -48,6 +78,19 @@ demo: .venv ## Start everything here, summarise the example documents, kill an a
 
 load: .venv ## Every bar of coordination: figure beside bar, in a quarter of an hour
 	agentctl-loadgen bars
+
+image: ## Build the image agentctl:dev, and $(IMAGE_TAR) for other machines
+	$(DOCKER) build $(BUILD_ARGS) --build-arg REVISION=$(REVISION) -t $(IMAGE) .
+	mkdir -p $(dir $(IMAGE_TAR)) && $(DOCKER) save -o $(IMAGE_TAR) $(IMAGE)
+
+cluster: .venv ## Start a one-node Kubernetes here (Linux, root, Go; eight minutes of building, once)
+	@kubeconfig=$$(python -m integration.cluster up) && echo "export KUBECONFIG=$$kubeconfig"
+
+cluster-down: .venv ## Stop it and remove its state
+	python -m integration.cluster down
+
+deploy: ## Install the overlay $(OVERLAY) where kubectl points
+	kubectl apply -k k8s/overlays/$(OVERLAY)
 
 ci: proto lint test integration ## What CI runs
 	git diff --exit-code gen

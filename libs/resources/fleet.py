@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated, ClassVar
 
-from .agent import Limits, ModelRef
+import msgspec
+from msgspec import Meta
+
+from .agent import Instruction, Limits, ModelRef, ServerSets
 from .pod import PodTemplate
+from .shape import Image, Rule, lasting, text
+
+_Queue = Annotated[
+    str,
+    text(200, "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", "a queue: lower case letters, digits, dots and dashes"),
+]
 
 
 class WorkerTemplate(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """What each agent of the fleet is."""
+    """What each agent is."""
 
-    image: str = ""
-    instruction: str = ""
+    rules: ClassVar = (
+        Rule(
+            "has(self.image) || has(self.model)",
+            "the reference agent needs a model; an image of your own may do without",
+            ".model",
+        ),
+        Rule(
+            "has(self.image) || has(self.instruction)",
+            "the reference agent needs an instruction; an image of your own may do without",
+            ".instruction",
+        ),
+    )
+
+    image: Image = ""
+    """Container image. Absent: the reference agent."""
+    instruction: Instruction = ""
+    """What to do with each item, in words."""
     model: ModelRef | None = None
-    mcp_servers: list[str] = []
+    mcp_servers: ServerSets = []
+    """MCPServerSets of the same namespace whose tools it may use."""
     limits: Limits | None = None
     pod_template: PodTemplate | None = None
 
@@ -22,20 +47,26 @@ class WorkerTemplate(msgspec.Struct, rename="camel", kw_only=True, omit_defaults
 class Scaling(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
     """How many agents. `spec.replicas` (kubectl scale) has to be between the two."""
 
-    min_replicas: int = 0
-    max_replicas: int = 10
+    rules: ClassVar = (
+        Rule("self.minReplicas <= self.maxReplicas", "minReplicas may not be more than maxReplicas"),
+    )
+
+    min_replicas: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    """Agents that are there even without work."""
+    max_replicas: Annotated[int, Meta(ge=1, le=10_000)] = 10
+    """Agents that are there at most."""
 
 
 class Work(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
     """Which work the fleet takes and how."""
 
-    queue: str = ""
-    """A queue of the namespace. Empty: the fleet's name."""
-    slots: int = 4
+    queue: _Queue = ""
+    """A queue of the namespace. Absent: the fleet's name."""
+    slots: Annotated[int, Meta(ge=1, le=256)] = 4
     """Items that one agent works on at a time."""
-    lease: str = "30s"
+    lease: Annotated[str, lasting("1s", "1h")] = "30s"
     """How long an item is an agent's without a sign of life."""
-    max_attempts: int = 3
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 3
     """Failures after which an item is a dead letter."""
 
 
@@ -43,15 +74,25 @@ class Coordinator(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=Tr
     """One more Deployment: the fleet's front door, which submits to its queue."""
 
     template: WorkerTemplate
-    replicas: int = 1
+    replicas: Annotated[int, Meta(ge=0, le=100)] = 1
+    """How many of it."""
 
 
 class FleetSpec(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
     """A claim fleet: every agent claims from the queue, each item has one owner."""
 
+    rules: ClassVar = (
+        Rule(
+            "!has(self.replicas) || "
+            "(self.replicas >= self.scaling.minReplicas && self.replicas <= self.scaling.maxReplicas)",
+            "has to be between scaling.minReplicas and scaling.maxReplicas",
+            ".replicas",
+        ),
+    )
+
     template: WorkerTemplate
-    replicas: int | None = None
-    """Set by `kubectl scale`; absent: minReplicas."""
+    replicas: Annotated[int, Meta(ge=0, le=10_000)] | None = None
+    """Set by `kubectl scale`. Absent: minReplicas."""
     scaling: Scaling = msgspec.field(default_factory=Scaling)
     work: Work = msgspec.field(default_factory=Work)
     coordinator: Coordinator | None = None

@@ -1,0 +1,360 @@
+"""Manifests that are refused, each with a part of what kubectl then prints."""
+
+from __future__ import annotations
+
+_ONCE = "mode: once, instruction: a, model: {pool: a}"
+_WORKER = "instruction: a, model: {pool: a}"
+
+
+def _manifest(kind: str, spec: str, name: str = "bad", namespace: str = "default") -> str:
+    return f"""
+apiVersion: agentctl.dev/v1alpha1
+kind: {kind}
+metadata: {{name: {name}, namespace: {namespace}}}
+spec: {spec}
+"""
+
+
+def _agent(spec: str, name: str = "bad") -> str:
+    return _manifest("Agent", f"{{{spec}}}", name)
+
+
+def _fleet(spec: str, name: str = "bad") -> str:
+    return _manifest("AgentFleet", f"{{{spec}}}", name)
+
+
+def _pod(template: str) -> str:
+    return _agent(f"{_ONCE}, podTemplate: {{spec: {{{template}}}}}")
+
+
+def _container(container: str) -> str:
+    return _pod(f"containers: [{{{container}}}]")
+
+
+BAD: dict[str, tuple[str, str]] = {
+    # the mode and its block
+    "unknown mode": (
+        _agent("mode: sometimes, instruction: a, model: {pool: a}"),
+        'spec.mode: Unsupported value: "sometimes": supported values: "once", "loop", "reactive", "schedule"',
+    ),
+    "no mode": (_agent("instruction: a, model: {pool: a}"), "spec.mode: Required value"),
+    "no spec": (_manifest("Agent", "null"), "spec: Required value"),
+    "schedule block on a loop": (
+        _agent(
+            "mode: loop, instruction: a, model: {pool: a}, loop: {interval: 5m}, schedule: {cron: '@daily'}"
+        ),
+        "spec.schedule: Invalid value: goes with mode schedule",
+    ),
+    "loop without a loop block": (
+        _agent("mode: loop, instruction: a, model: {pool: a}"),
+        "spec.loop: Invalid value: goes with mode loop",
+    ),
+    "loop block on once": (
+        _agent(f"{_ONCE}, loop: {{interval: 5m}}"),
+        "spec.loop: Invalid value: goes with mode loop",
+    ),
+    "workflow without a document": (
+        _agent("mode: workflow"),
+        "spec.workflow: Invalid value: goes with mode workflow",
+    ),
+    "workflow with two documents": (
+        _agent("mode: workflow, workflow: {inline: '{}', configMapKeyRef: {name: a, key: b}}"),
+        "spec.workflow: Invalid value: exactly one of inline, configMapKeyRef",
+    ),
+    "workflow that is empty": (
+        _agent("mode: workflow, workflow: {}"),
+        "spec.workflow: Invalid value: exactly one of inline, configMapKeyRef",
+    ),
+    "reactive to nothing": (
+        _agent("mode: reactive, instruction: a, model: {pool: a}, subscribe: []"),
+        "spec.subscribe: Invalid value: goes with mode reactive",
+    ),
+    "subscribed but not reactive": (
+        _agent(f"{_ONCE}, subscribe: ['file:///inbox']"),
+        "spec.subscribe: Invalid value: goes with mode reactive",
+    ),
+    "subscribed to no URI": (
+        _agent("mode: reactive, instruction: a, model: {pool: a}, subscribe: [inbox]"),
+        'spec.subscribe[0]: Invalid value: "inbox": has to be a URI with its scheme',
+    ),
+    "no instruction": (
+        _agent("mode: once, model: {pool: a}"),
+        "spec.instruction: Invalid value: is needed in every mode but workflow",
+    ),
+    "blank instruction": (
+        _agent("mode: once, instruction: '  ', model: {pool: a}"),
+        r"""spec.instruction: Invalid value: "  ": spec.instruction in body should match '\S'""",
+    ),
+    "reference agent without a model": (
+        _agent("mode: once, instruction: a"),
+        "spec.model: Invalid value: the reference agent needs a model",
+    ),
+    "runs of a loop": (
+        _agent("mode: loop, instruction: a, model: {pool: a}, loop: {interval: 5m}, runs: {retries: 1}"),
+        "spec.runs: Invalid value: goes with the modes once, workflow and schedule",
+    ),
+    "trigger of a schedule": (
+        _agent(
+            "mode: schedule, instruction: a, model: {pool: a}, schedule: {cron: '@daily'}, runs: {trigger: a}"
+        ),
+        "spec.runs.trigger: Invalid value: goes with the modes once and workflow",
+    ),
+    # times
+    **{
+        f"bad cron: {why}": (
+            _agent(f"mode: schedule, instruction: a, model: {{pool: a}}, schedule: {{cron: '{cron}'}}"),
+            f'spec.schedule.cron: Invalid value: "{cron}": has to be five fields (minute, hour',
+        )
+        for why, cron in {
+            "four fields": "* * * *",
+            "six fields": "0 * * * * *",
+            "minute 60": "60 * * * *",
+            "hour 24": "0 24 * * *",
+            "day 0": "0 0 0 * *",
+            "month 13": "0 0 1 13 *",
+            "weekday 8": "0 0 * * 8",
+            "step 0": "*/0 * * * *",
+            "words": "every morning",
+            "@reboot": "@reboot",
+            "with a time zone": "TZ=UTC 0 0 * * *",
+        }.items()
+    },
+    "bad time zone": (
+        _agent(f"{_ONCE.replace('once', 'schedule')}, schedule: {{cron: '@daily', timeZone: Local}}"),
+        'spec.schedule.timeZone: Invalid value: "Local": has to be the IANA name of a time zone',
+    ),
+    "interval without a unit": (
+        _agent("mode: loop, instruction: a, model: {pool: a}, loop: {interval: '5'}"),
+        "spec.loop.interval in body should be at least 2 chars long",
+    ),
+    "interval of nothing": (
+        _agent("mode: loop, instruction: a, model: {pool: a}, loop: {interval: 0s}"),
+        'spec.loop.interval: Invalid value: "0s": has to be a duration of 1s to 720h, such as 30s, 5m, 1h30m',
+    ),
+    "deadline in days": (
+        _agent(f"{_ONCE}, runs: {{deadline: 2d}}"),
+        'spec.runs.deadline: Invalid value: "2d": has to be a duration of 1s to 720h',
+    ),
+    # numbers
+    "min above max": (
+        _fleet(f"template: {{{_WORKER}}}, scaling: {{minReplicas: 3, maxReplicas: 2}}"),
+        "spec.scaling: Invalid value: minReplicas may not be more than maxReplicas",
+    ),
+    "min above the default max": (
+        _fleet(f"template: {{{_WORKER}}}, scaling: {{minReplicas: 11}}"),
+        "spec.scaling: Invalid value: minReplicas may not be more than maxReplicas",
+    ),
+    "max of nothing": (
+        _fleet(f"template: {{{_WORKER}}}, scaling: {{maxReplicas: 0}}"),
+        "spec.scaling.maxReplicas in body should be greater than or equal to 1",
+    ),
+    "replicas above max": (
+        _fleet(f"template: {{{_WORKER}}}, replicas: 11"),
+        "spec.replicas: Invalid value: has to be between scaling.minReplicas and scaling.maxReplicas",
+    ),
+    "replicas below min": (
+        _fleet(f"template: {{{_WORKER}}}, replicas: 0, scaling: {{minReplicas: 1}}"),
+        "spec.replicas: Invalid value: has to be between scaling.minReplicas and scaling.maxReplicas",
+    ),
+    "a number as a word": (
+        _fleet(f"template: {{{_WORKER}}}, work: {{slots: many}}"),
+        'spec.work.slots in body must be of type integer: "string"',
+    ),
+    "too many slots": (
+        _fleet(f"template: {{{_WORKER}}}, work: {{slots: 257}}"),
+        "spec.work.slots in body should be less than or equal to 256",
+    ),
+    "lease above an hour": (
+        _fleet(f"template: {{{_WORKER}}}, work: {{lease: 61m}}"),
+        'spec.work.lease: Invalid value: "61m": has to be a duration of 1s to 1h',
+    ),
+    "no tokens at all": (
+        _agent(f"{_ONCE}, limits: {{maxTokens: 0}}"),
+        "spec.limits.maxTokens in body should be greater than or equal to 1",
+    ),
+    # names
+    "queue of another namespace": (
+        _fleet(f"template: {{{_WORKER}}}, work: {{queue: other/jobs}}"),
+        'spec.work.queue: Invalid value: "other/jobs": has to be a queue',
+    ),
+    "fleet name too long for its coordinator": (
+        _fleet(f"template: {{{_WORKER}}}", "f" * 52),
+        "metadata.name: Too long: may not be more than 51 bytes",
+    ),
+    "agent name too long for a CronJob": (
+        _agent(_ONCE, "a" * 53),
+        "metadata.name: Too long: may not be more than 52 bytes",
+    ),
+    "name with a dot": (
+        _agent(_ONCE, "a.b"),
+        "metadata.name: Invalid value: a name is lower case letters, digits and dashes",
+    ),
+    "image that is none": (
+        _agent(f"{_ONCE}, image: 'Registry/Image:tag'"),
+        'spec.image: Invalid value: "Registry/Image:tag": has to be an image reference',
+    ),
+    "one server set twice": (
+        _agent(f"{_ONCE}, mcpServers: [files, files]"),
+        'spec.mcpServers[1]: Duplicate value: "files"',
+    ),
+    "unknown field": (
+        _agent(f"{_ONCE}, instructions: b"),
+        'strict decoding error: unknown field "spec.instructions"',
+    ),
+    "unknown field below": (
+        _fleet(f"template: {{{_WORKER}, mode: once}}"),
+        'strict decoding error: unknown field "spec.template.mode"',
+    ),
+    "fleet without a template": (_fleet(""), "spec.template: Required value"),
+    "coordinator without a template": (
+        _fleet(f"template: {{{_WORKER}}}, coordinator: {{replicas: 1}}"),
+        "spec.coordinator.template: Required value",
+    ),
+    "worker without an instruction": (
+        _fleet("template: {model: {pool: a}}"),
+        "spec.template.instruction: Invalid value: the reference agent needs an instruction",
+    ),
+    "agent among the components": (
+        _manifest("Agent", f"{{{_ONCE}}}", namespace="agentctl-system"),
+        "agents cannot live in agentctl-system, where the control plane is",
+    ),
+    "fleet among the components": (
+        _manifest("AgentFleet", f"{{template: {{{_WORKER}}}}}", namespace="agentctl-system"),
+        "agents cannot live in agentctl-system, where the control plane is",
+    ),
+    # pools and servers
+    "two servers of one name": (
+        _manifest(
+            "MCPServerSet", "{servers: [{name: a, endpoint: 'https://a'}, {name: a, endpoint: 'https://b'}]}"
+        ),
+        'spec.servers[1]: Duplicate value: {"name":"a"}',
+    ),
+    "server without a name": (
+        _manifest("MCPServerSet", "{servers: [{endpoint: 'https://a'}]}"),
+        "spec.servers[0].name: Required value",
+    ),
+    "set without servers": (
+        _manifest("MCPServerSet", "{servers: []}"),
+        "spec.servers in body should have at least 1 items",
+    ),
+    **{
+        f"endpoint with {what}": (
+            _manifest("ModelPool", f"{{endpoint: '{url}', models: [a]}}"),
+            f'spec.endpoint: Invalid value: "{url}": has to be an http or https URL without user',
+        )
+        for what, url in {
+            "another scheme": "ftp://a",
+            "no scheme": "api.example.com/v1",
+            "no host": "https:///v1",
+            "a password": "https://me:secret@api.example.com/v1",
+            "a query": "https://api.example.com/v1?key=secret",
+            "a space": "https://api.example.com/v1 beta",
+        }.items()
+    },
+    "pool without models": (
+        _manifest("ModelPool", "{endpoint: 'https://a', models: []}"),
+        "spec.models in body should have at least 1 items",
+    ),
+    "one model twice": (
+        _manifest("ModelPool", "{endpoint: 'https://a', models: [a, b, a]}"),
+        'spec.models[2]: Duplicate value: "a"',
+    ),
+    # templates that cannot be a pod, or not one of ours
+    "field that pods do not have": (
+        _pod("nodeSelektor: {a: b}"),
+        'strict decoding error: unknown field "spec.podTemplate.spec.nodeSelektor"',
+    ),
+    "security context": (
+        _container("securityContext: {privileged: true}"),
+        'strict decoding error: unknown field "spec.podTemplate.spec.containers[0].securityContext"',
+    ),
+    "path of the node": (
+        _pod("volumes: [{name: root, hostPath: {path: /}}]"),
+        'strict decoding error: unknown field "spec.podTemplate.spec.volumes[0].hostPath"',
+    ),
+    "a token of the cluster": (
+        _pod("volumes: [{name: a, projected: {sources: [{serviceAccountToken: {path: token}}]}}]"),
+        'unknown field "spec.podTemplate.spec.volumes[0].projected.sources[0].serviceAccountToken"',
+    ),
+    "volume without a source": (
+        _pod("volumes: [{name: a}]"),
+        "spec.podTemplate.spec.volumes[0]: Invalid value: exactly one of emptyDir, configMap, secret",
+    ),
+    "volume with a name of ours": (
+        _pod("volumes: [{name: agentctl-tls, emptyDir: {}}]"),
+        'volumes[0].name: Invalid value: "agentctl-tls": names that begin with agentctl- are ours',
+    ),
+    "two volumes of one name": (
+        _pod("volumes: [{name: a, emptyDir: {}}, {name: a, emptyDir: {}}]"),
+        'spec.podTemplate.spec.volumes[1]: Duplicate value: {"name":"a"}',
+    ),
+    "mount of no volume": (
+        _container("volumeMounts: [{name: a, mountPath: /a}]"),
+        "spec.podTemplate.spec: Invalid value: every volumeMount names one of spec.volumes",
+    ),
+    "mount over ours": (
+        _pod(
+            "volumes: [{name: a, emptyDir: {}}], "
+            "containers: [{volumeMounts: [{name: a, mountPath: /run/agentctl/trust}]}]"
+        ),
+        "volumeMounts[0].mountPath: Invalid value: /tmp and /run/agentctl are mounted by us",
+    ),
+    "mount that climbs": (
+        _pod(
+            "volumes: [{name: a, emptyDir: {}}], "
+            "containers: [{volumeMounts: [{name: a, mountPath: /a/../run/agentctl}]}]"
+        ),
+        'volumeMounts[0].mountPath: Invalid value: "/a/../run/agentctl": has to be an absolute path',
+    ),
+    "a sidecar": (
+        _container("name: sidecar"),
+        'spec.podTemplate.spec.containers[0].name: Unsupported value: "sidecar": supported values: "agent"',
+    ),
+    "two containers": (
+        _pod("containers: [{name: agent}, {name: agent}]"),
+        "spec.podTemplate.spec.containers: Too many: 2: must have at most 1 item",
+    ),
+    **{
+        f"environment: {name} is ours": (
+            _container(f"env: [{{name: {name}, value: a}}]"),
+            f'env[0].name: Invalid value: "{name}": AGENT_*, AGENTCTL_* and OPENAI_* are set by us',
+        )
+        for name in ("AGENT_QUEUE", "AGENTCTL_TLS_DIR", "OPENAI_BASE_URL")
+    },
+    "one variable twice": (
+        _container("env: [{name: A, value: a}, {name: A, value: b}]"),
+        'env[1]: Duplicate value: {"name":"A"}',
+    ),
+    "variable with two values": (
+        _container("env: [{name: A, value: a, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]"),
+        "env[0]: Invalid value: value or valueFrom, not both",
+    ),
+    "variable that is no string": (
+        _container("env: [{name: A, value: 5}]"),
+        'env[0].value in body must be of type string: "integer"',
+    ),
+    "memory in words": (
+        _container("resources: {limits: {memory: 1 gig}}"),
+        'resources.limits.memory: Invalid value: "1 gig"',
+    ),
+    "toleration of an unknown effect": (
+        _pod("tolerations: [{operator: Exists, effect: Never}]"),
+        'tolerations[0].effect: Unsupported value: "Never": supported values: "NoSchedule"',
+    ),
+    "affinity that is none": (
+        _pod("affinity: {nodeAffinity: {required: []}}"),
+        'strict decoding error: unknown field "spec.podTemplate.spec.affinity.nodeAffinity.required"',
+    ),
+    "grace that is too short to drain": (
+        _pod("terminationGracePeriodSeconds: 5"),
+        "terminationGracePeriodSeconds in body should be greater than or equal to 30",
+    ),
+    "label of ours": (
+        _agent(f"{_ONCE}, podTemplate: {{metadata: {{labels: {{agentctl.dev/agent: other}}}}}}"),
+        "spec.podTemplate.metadata.labels: Invalid value: keys under agentctl.dev/",
+    ),
+    "label that is none": (
+        _agent(f"{_ONCE}, podTemplate: {{metadata: {{labels: {{'a b': c}}}}}}"),
+        "spec.podTemplate.metadata.labels: Invalid value: a key is a name of at most 63 letters",
+    ),
+}
