@@ -9,17 +9,19 @@ import sys
 import typer
 
 from . import bars_command, sweep_command
+from .provision import command as provision_command
 from .verify import command as verify_command
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
 sweep_command.register(app, os.environ)
 bars_command.register(app, os.environ)
 verify_command.register(app, os.environ)
+provision_command.register(app, os.environ)
 
 
 @app.callback()
 def about() -> None:
-    """Measures a coordination service from outside, and checks what it measures."""
+    """Measures a coordination service, and how agents come up, from outside; checks what it measures."""
 
 
 def main() -> None:
