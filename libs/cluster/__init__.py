@@ -113,12 +113,14 @@ class Cluster(abc.ABC):
     def watch(
         self, kind: Kind, namespace: str = "", labels: str = "", *, since: str = ""
     ) -> AsyncIterator[Change]:
-        """Every change after the revision `since`, in order, none twice, until cancelled. It may end at any
-        time: watch again from the last revision seen. ExpiredError when that is too old."""
+        """Every change after the revision `since`, in order, none twice, until cancelled; without `since`,
+        first all that there is, as ADDED. It may end at any time: watch again from the last revision seen.
+        ExpiredError when that is too old."""
 
     @abc.abstractmethod
     async def create(self, thing: Object) -> Object:
-        """Makes it. ConflictError if there is one of that name; `metadata.generateName` is honoured."""
+        """Makes it. ConflictError if there is one of that name; `metadata.generateName` is honoured.
+        NotFoundError without its namespace, PreconditionError in one that is being deleted."""
 
     @abc.abstractmethod
     async def apply(

@@ -42,6 +42,8 @@ CRON_JOB = Kind("batch", "v1", "CronJob", "cronjobs")
 NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 SCALED_OBJECT = Kind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")
 
+POD_METRICS = Kind("metrics.k8s.io", "v1beta1", "PodMetrics", "pods")
+
 AGENT = Kind("agentctl.dev", "v1alpha1", "Agent", "agents")
 AGENT_FLEET = Kind("agentctl.dev", "v1alpha1", "AgentFleet", "agentfleets")
 MODEL_POOL = Kind("agentctl.dev", "v1alpha1", "ModelPool", "modelpools")
@@ -52,7 +54,7 @@ OURS = (AGENT, AGENT_FLEET, MODEL_POOL, MCP_SERVER_SET)
 
 KINDS = (
     NAMESPACE, POD, SERVICE, SERVICE_ACCOUNT, CONFIG_MAP, SECRET, EVENT, LEASE, DEPLOYMENT, REPLICA_SET,
-    STATEFUL_SET, JOB, CRON_JOB, NETWORK_POLICY, SCALED_OBJECT, *OURS,
+    STATEFUL_SET, JOB, CRON_JOB, NETWORK_POLICY, SCALED_OBJECT, POD_METRICS, *OURS,
 )  # fmt: skip
 _BY_NAME = {(kind.api_version, kind.name): kind for kind in KINDS}
 
@@ -60,3 +62,22 @@ _BY_NAME = {(kind.api_version, kind.name): kind for kind in KINDS}
 def kind_of(api_version: str, name: str) -> Kind:
     """The kind that an object or an owner reference names. KeyError for one that we do not handle."""
     return _BY_NAME[api_version, name]
+
+
+_SHORT = {
+    "ag": AGENT, "afleet": AGENT_FLEET, "fleet": AGENT_FLEET, "fleets": AGENT_FLEET, "mp": MODEL_POOL,
+    "pool": MODEL_POOL, "pools": MODEL_POOL,
+    "mcpset": MCP_SERVER_SET, "ns": NAMESPACE, "po": POD, "svc": SERVICE, "sa": SERVICE_ACCOUNT,
+    "cm": CONFIG_MAP, "ev": EVENT, "deploy": DEPLOYMENT, "rs": REPLICA_SET, "sts": STATEFUL_SET,
+    "cj": CRON_JOB, "netpol": NETWORK_POLICY, "so": SCALED_OBJECT,
+}  # fmt: skip
+_NAMED = {
+    **{name: kind for kind in reversed(KINDS) for name in (kind.name.lower(), kind.plural, kind.resource)},
+    **_SHORT,
+}
+
+
+def kind_named(word: str) -> Kind:
+    """The kind that a person means: AgentFleet, agentfleets, agentfleets.agentctl.dev or afleet, in any
+    case. KeyError if there is none."""
+    return _NAMED[word.lower()]
