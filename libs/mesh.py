@@ -1,7 +1,8 @@
 """The mesh as one table: which components there are, and who may call which method. Default deny.
 
 A method's callers are roles: `cp/<component>`, or a kind of principal (`agent`, `producer`, `user`,
-`administrator`; `anonymous` shows no certificate). Finer rules (this agent, this queue) live in the domain that owns them.
+`administrator`; `anonymous` shows no certificate). Finer rules (this agent, this queue) live in the domain
+that owns them.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ class Component:
 
     name: str
     port: int
+    certified: bool = True
+    """Whether its callers show a certificate. If not, only methods for ANONYMOUS are served."""
 
 
 COORDINATION = Component("coordination", 7410)
 OPERATOR = Component("operator", 7411)
-IDENTITY = Component("operator", 7412)
-"""The operator's second listener: without client certificates, and for one method only."""
+IDENTITY = Component("operator", 7412, certified=False)
+"""The operator's second listener: without client certificates, and for one method only (and health)."""
 PLANE = Component("plane", 7413)
 
 ANONYMOUS = "anonymous"
@@ -36,7 +39,7 @@ _RESOURCES = "/agentctl.resource.v1.ResourceService/"
 _COORDINATION = "/agentctl.coordination.v1.CoordinationService/"
 
 METHODS: dict[str, frozenset[str]] = {
-    "/grpc.health.v1.Health/Check": _OPEN,
+    "/grpc.health.v1.Health/Check": _OPEN | {ANONYMOUS},
     "/grpc.health.v1.Health/Watch": _OPEN,
     "/grpc.health.v1.Health/List": _OPEN,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OPEN,
@@ -51,6 +54,7 @@ METHODS: dict[str, frozenset[str]] = {
     _RESOURCES + "Watch": _PEOPLE,
     _RESOURCES + "Delete": _PEOPLE,
     _RESOURCES + "GetLogs": _PEOPLE,
+    _RESOURCES + "CreateToken": _PEOPLE,
     _COORDINATION + "Submit": _PRODUCERS,
     _COORDINATION + "Claim": _WORKERS,
     _COORDINATION + "Renew": _WORKERS,
@@ -69,7 +73,7 @@ METHODS: dict[str, frozenset[str]] = {
     _COORDINATION + "ConfigureQueue": _PEOPLE | {"cp/operator"},
     _COORDINATION + "PauseQueue": _PEOPLE | {"cp/operator"},
     _COORDINATION + "ResumeQueue": _PEOPLE | {"cp/operator"},
-    _COORDINATION + "ReleaseWorker": _PEOPLE | {"cp/operator"},
+    _COORDINATION + "ReleaseWorker": _PEOPLE | {"agent", "cp/operator"},
     _COORDINATION + "Explain": _PEOPLE | {"producer", "agent", "cp/gateway", "cp/operator"},
 }
 """Full method name → roles that may call it."""
@@ -77,7 +81,7 @@ METHODS: dict[str, frozenset[str]] = {
 
 def lets_in(roles: frozenset[str], role: str) -> bool:
     """Whether a row of the table lets this role call its method."""
-    return role in roles or "*" in roles
+    return role in roles or ("*" in roles and role != ANONYMOUS)
 
 
 def may_call(role: str, method: str) -> bool:

@@ -1,4 +1,4 @@
-"""The state folder of the local plane: its authority, identities, logs, data, and where it listens."""
+"""The state folder of the local plane: its objects, identities, logs, data, and where it listens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .output import FailedError
-
 ADMINISTRATOR = "administrator"
+
+
+class StateError(Exception):
+    """The folder is not as it has to be; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +31,24 @@ class State:
         return self.folder / "logs"
 
     @property
+    def log(self) -> Path:
+        return self.logs / "plane.log"
+
+    @property
     def data(self) -> Path:
         return self.folder / "data"
 
     @property
-    def lock(self) -> Path:
-        return self.folder / "up.lock"
-
-    @property
-    def children(self) -> Path:
-        return self.folder / "children.json"
+    def objects(self) -> Path:
+        return self.folder / "objects"
 
     @property
     def endpoints(self) -> Path:
         return self.folder / "endpoints.json"
+
+    @property
+    def ports(self) -> Path:
+        return self.folder / "ports.json"
 
     def identity(self, name: str) -> Path:
         """The certificate folder of one process or person."""
@@ -58,9 +64,9 @@ class State:
             if os.geteuid() == 0:
                 self.folder.chmod(0o711)
         _refuse(self.folder, 0o022)
-        for folder in (self.logs, self.folder / "identities"):
+        for folder in (self.logs, self.objects, self.folder / "identities"):
             folder.mkdir(mode=0o700, exist_ok=True)
-        for folder in (self.logs, self.folder / "identities", self.pki):
+        for folder in (self.logs, self.objects, self.folder / "identities", self.pki):
             if folder.exists():
                 _refuse(folder, 0o077)
 
@@ -68,17 +74,17 @@ class State:
         """What `agentctl up` wrote about the plane that runs here; empty if none does."""
         try:
             found = json.loads(self.endpoints.read_text())
+            return {str(name): str(value) for name, value in found.items()}
         except FileNotFoundError:
             return {}
-        except ValueError as error:
-            raise FailedError(f"{self.endpoints}: not what `agentctl up` writes: {error}") from error
-        return {str(name): str(value) for name, value in found.items()}
+        except (ValueError, AttributeError) as error:
+            raise StateError(f"{self.endpoints}: not what `agentctl up` writes: {error}") from error
 
 
 def _refuse(folder: Path, forbidden: int) -> None:
     mode = folder.stat().st_mode & 0o777
     if mode & forbidden:
-        raise FailedError(
+        raise StateError(
             f"{folder}: open to others (mode {mode:o}), and keys are in it; run: chmod 700 {folder}"
         )
 

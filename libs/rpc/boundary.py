@@ -119,7 +119,7 @@ class Visit(Call, abc.ABC):
 
     @abc.abstractmethod
     def origin(self) -> str:
-        """The caller's network address, for the log of a caller that has no name."""
+        """The caller's network address: host:port, or gRPC's spelling of it."""
 
     @abc.abstractmethod
     async def read(self) -> bytes | None:
@@ -194,7 +194,9 @@ class Doorway:
         *,
         callers: Mapping[str, frozenset[str]] = mesh.METHODS,
         clock: Callable[[], float] = time.time,
+        certified: bool = True,
     ) -> None:
+        self.certified = certified  # whether callers show a certificate
         self.methods: dict[str, Method] = {}
         self.unknown = Method("unknown", grpc.stream_unary_rpc_method_handler(_unknown), frozenset({"*"}))
         self.draining = False
@@ -267,7 +269,19 @@ class Doorway:
 
     def _admit(self, visit: Visit) -> None:
         timeout = visit.timeout()
-        if (leaf := visit.leaf()) is None:
+        leaf = visit.leaf()
+        if self.certified:
+            self._recognise(visit, leaf)
+        elif mesh.ANONYMOUS not in visit.method.roles:
+            raise DeniedError(f"nobody may call {visit.method.name} without a certificate")
+        if self.draining and not visit.method.name.startswith(_WHEN_DRAINING):
+            raise UnavailableError("draining")
+        if timeout < _LEAST_SECONDS:
+            raise DeadlineError("too little time left to begin")
+        visit.deadline = time.monotonic() + timeout
+
+    def _recognise(self, visit: Visit, leaf: bytes | None) -> None:
+        if leaf is None:
             raise UnauthenticatedError("no client certificate")
         visit.peer = peer = self._trust.verify(leaf, self._clock())
         visit.caller = caller = peer.principal
@@ -275,11 +289,6 @@ class Doorway:
             raise UnauthenticatedError(f"{caller.id} is on the deny list")
         if not mesh.lets_in(visit.method.roles, caller.role):
             raise DeniedError(f"{caller.id} may not call {visit.method.name}")
-        if self.draining and not visit.method.name.startswith(_WHEN_DRAINING):
-            raise UnavailableError("draining")
-        if timeout < _LEAST_SECONDS:
-            raise DeadlineError("too little time left to begin")
-        visit.deadline = time.monotonic() + timeout
 
     def _stays(self, visit: Visit) -> None:
         """The call waits for something, so its time may run out meanwhile, or we may."""

@@ -32,6 +32,10 @@ class Call:
             raise TypeError(f"handlers are called through the doorway, not with {type(context)}")
         return context
 
+    def origin(self) -> str:
+        """The caller's network address."""
+        return "unknown"
+
     def time_remaining(self) -> float:
         """Seconds until the deadline; infinity where there is none."""
         return self.deadline - time.monotonic()

@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_MESSAGE = 4 * 1024 * 1024
 _CHECK_SECONDS = 1.0
+_ANSWER_SECONDS = 2.0
 _LINGER_SECONDS = 300.0  # well below the third of its life that a certificate has left when it is renewed
 _RETRY = {
     "maxAttempts": 4,
@@ -91,11 +92,22 @@ class Channel(grpc.aio.Channel):
         self.timeout = timeout
         self.connection = self._connect()
 
-    def renew(self) -> None:
-        """New calls use a new connection, with the certificate that is in our files now."""
-        last, self.connection = self.connection, self._connect()
+    async def renew(self) -> bool:
+        """New calls use a new connection, with the certificate that is in our files now; False if it does not
+        answer yet. One that was born in the instant in which its server goes away never does: gRPC's core
+        takes it for good, and tries each call on it again and again until its deadline."""
+        fresh, answers = self._connect(), False
+        try:
+            answers = await fresh.answers()
+        finally:
+            if not answers:
+                await fresh.close()
+        if not answers:
+            return False
+        last, self.connection = self.connection, fresh
         self._retired.add(last)
         last.retire(self._retired.discard)
+        return True
 
     def _connect(self) -> Connection:
         identity = self._identity
@@ -149,6 +161,15 @@ class Connection:
         self._calls = 0
         self._retired = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
+
+    async def answers(self) -> bool:
+        """Whether the other side says anything to a question that everybody may ask."""
+        check: Any = self.channel.unary_unary("/grpc.health.v1.Health/Check")
+        try:
+            await check(b"", timeout=_ANSWER_SECONDS)
+        except AioRpcError as error:
+            return error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        return True
 
     def begin(self) -> None:
         """A call begins."""
@@ -282,8 +303,7 @@ async def _keep(channel: Channel, files: Files, seconds: float) -> None:
             stale = files.changed() or stale
             if stale:
                 files.check()
-                channel.renew()
-                stale = False
+                stale = not await channel.renew()
         except (OSError, ValueError) as error:
             _log.warning("cannot read our certificate, trying again: %s", error)
 

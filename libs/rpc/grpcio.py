@@ -55,7 +55,9 @@ class GrpcioFront:
             ],
         )
         credentials = grpc.dynamic_ssl_server_credentials(
-            _configuration(self._identity), cast("Any", self._take_next), require_client_authentication=True
+            _configuration(self._identity),
+            cast("Any", self._take_next),
+            require_client_authentication=self._doorway.certified,
         )
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         bound: int = self._server.add_secure_port(address, credentials)

@@ -104,13 +104,15 @@ class H2cornFront:
         await task
 
     def _config(self, fd: int) -> Config:
+        certified = self._doorway.certified
         single = [m.name for m in self._doorway.methods.values() if not m.asks_many]
         return Config(
             bind=(f"fd://{fd}",),
             certfile=self._identity.certificate,
             keyfile=self._identity.key,
-            ca_certs=self._identity.root,
-            cert_reqs="optional",  # who shows none is refused by the doorway, with a code and a log line
+            ca_certs=self._identity.root if certified else None,
+            # who shows none is refused by the doorway, with a code and a log line
+            cert_reqs="optional" if certified else "none",
             grpc=True,
             http1=False,
             lifespan="off",
@@ -198,11 +200,12 @@ class Exchange(Visit):
 
     def leaf(self) -> bytes | None:
         tls = self._scope["extensions"].get("tls")
-        if tls is None or not tls["client_cert_chain"]:
+        if tls is None:
             return None
         if tls["tls_version"] != _TLS_1_3:
             raise UnauthenticatedError("TLS 1.3 is required")
-        return _der(tls["client_cert_chain"][0])
+        chain = tls["client_cert_chain"]
+        return _der(chain[0]) if chain else None
 
     def timeout(self) -> float:
         value = self._headers.get(b"grpc-timeout")

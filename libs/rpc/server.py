@@ -75,16 +75,21 @@ async def serving(
     Every `check_seconds` it looks for a new certificate and for callers that may not stay, and asks `ready`,
     which raises UnavailableError, naming the reason, while the component cannot do its job: NOT_SERVING.
 
+    A component whose callers are not `certified` asks none for a certificate, and serves its methods for
+    ANONYMOUS and nothing else.
+
     When the block ends: NOT_SERVING, then nothing more is accepted, then each of `on_drain` is called so that
     parked calls can be answered, and what is not done within `limits.drain_seconds` ends as UNAVAILABLE.
     """
     own = pki.own(identity)
     if own.role != f"cp/{component.name}":
         raise ValueError(f"{own.id} cannot serve as {component.name}")
-    doorway = Doorway(identity, callers=callers, clock=clock)
+    doorway = Doorway(identity, callers=callers, clock=clock, certified=component.certified)
     health = Health()
     register(doorway)
-    _add_health_and_reflection(doorway, health)
+    _add_health(doorway, health)
+    if component.certified:
+        _add_reflection(doorway)
     files = Files(identity)
     carrier = _front(front, doorway, identity, limits)
     bound = await carrier.start(host, port)
@@ -159,10 +164,13 @@ async def _ask(ready: Callable[[], Awaitable[None]], health: Health, seconds: fl
         await asyncio.sleep(seconds)
 
 
-def _add_health_and_reflection(doorway: Doorway, health: Health) -> None:
+def _add_health(doorway: Doorway, health: Health) -> None:
     health_pb2_grpc.add_HealthServicer_to_server(health, cast("grpc.aio.Server", doorway))
+    health.know(method.name.split("/")[1] for method in doorway.methods.values())
+
+
+def _add_reflection(doorway: Doorway) -> None:
     services = {method.name.split("/")[1] for method in doorway.methods.values()}
-    health.know(services)
     # Only the package's name differs between the two versions; grpcio ships stubs of the older one.
     servicer = reflection.ReflectionServicer(sorted(services.union(_REFLECTION)))
     handler = grpc.stream_stream_rpc_method_handler(

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.descriptor import FileDescriptor
 
 from libs.identity import Kind
-from libs.mesh import METHODS, may_call
+from libs.mesh import ANONYMOUS, METHODS, may_call
 
 _FOREIGN = "/grpc.reflection."  # two versions of one service; only the older one has stubs here
 
@@ -43,7 +43,7 @@ def test_no_rpc_of_ours_is_open_to_all():
 
 
 def test_each_role_is_a_kind_or_a_component():
-    roles = set().union(*METHODS.values()) - {"*"}
+    roles = set().union(*METHODS.values()) - {"*", ANONYMOUS}
     kinds = {kind.value for kind in Kind} - {Kind.COMPONENT.value}
     assert [role for role in roles if role not in kinds and not re.fullmatch("cp/[a-z-]+", role)] == []
 
@@ -57,6 +57,10 @@ def test_each_role_is_a_kind_or_a_component():
         ("cp/unheard", "/grpc.health.v1.Health/Check", True),
         ("administrator", "/agentctl.coordination.v1.CoordinationService/Unheard", False),
         ("administrator", "", False),
+        ("anonymous", "/grpc.health.v1.Health/Check", True),
+        ("anonymous", "/grpc.health.v1.Health/Watch", False),
+        ("anonymous", "/agentctl.identity.v1.IdentityService/IssueCertificate", True),
+        ("administrator", "/agentctl.identity.v1.IdentityService/IssueCertificate", False),
         ("*", "/agentctl.coordination.v1.CoordinationService/Claim", False),
     ],
 )

@@ -12,9 +12,10 @@ from prometheus_client import Counter
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from libs import telemetry
 from libs.errors import InvalidError, MeshError, NotFoundError, UnavailableError
+from libs.exits import Exit
+from libs.identity import Principal
 from libs.work import Client, Fatal, Result, Retry, Task, Worker
 
-from .exits import Exit
 from .model import Model
 from .run import Answer, Failure, Fault, document, request
 from .settings import Settings
@@ -36,8 +37,11 @@ _log = logging.getLogger("agent")
 class Agent:
     """One process's worth of work. `run` once."""
 
-    def __init__(self, settings: Settings, instruction: str, client: Client, model: Model) -> None:
+    def __init__(
+        self, settings: Settings, instruction: str, client: Client, model: Model, me: Principal
+    ) -> None:
         self._settings = settings
+        self._me = me
         self._instruction = instruction
         self._client = client
         self._model = model
@@ -59,6 +63,7 @@ class Agent:
             return missing
         if self._stopping.is_set():
             return Exit.OK
+        await self._take_back()
         self._working = True
         _log.info("working", extra={"queue": self._settings.queue, "slots": self._settings.slots})
         try:
@@ -72,6 +77,16 @@ class Agent:
         DRAINS.labels("completed").inc()
         _log.info("drained")
         return Exit.OK
+
+    async def _take_back(self) -> None:
+        """A process of this pod that was killed held items; nobody needs to wait for their leases to end."""
+        me = self._me
+        request = pb.ReleaseWorkerRequest(namespace=me.namespace, pod_uid=me.uid, reason="started again")
+        try:
+            if count := (await self._client.stub.ReleaseWorker(request)).released_count:
+                _log.info("gave back what a killed process of this pod held", extra={"items": count})
+        except MeshError as error:  # then they end by themselves
+            _log.warning("cannot give back what this pod held", extra={"reason": str(error)})
 
     def stop(self) -> None:
         """Claim no more and finish what is begun within the drain timeout; the second time, give it back."""

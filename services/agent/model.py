@@ -7,10 +7,12 @@ quarter of a second sooner and 24 MiB smaller. Retries are not made here: the qu
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -32,8 +34,16 @@ _LARGE = Failure("model: the reply is larger than 8 MiB", "body", Fault.ITEM)
 class Model:
     """An OpenAI-compatible endpoint, such as https://api.openai.com/v1. `key` is asked for every call."""
 
-    def __init__(self, session: ClientSession, base_url: str, key: Callable[[], str], tracer: Tracer) -> None:
+    def __init__(
+        self,
+        session: ClientSession,
+        base_url: str,
+        key: Callable[[], str],
+        tracer: Tracer,
+        believed: Believed,
+    ) -> None:
         self._session = session
+        self._believed = believed
         self._base_url = base_url.rstrip("/")
         self._key = key
         self._tracer = tracer
@@ -73,10 +83,11 @@ class Model:
             headers = self._headers()
         except (OSError, ValueError) as error:
             return Failure(f"OPENAI_API_KEY_FILE: {error}", "auth", Fault.AGENT)
-        data = BytesIO(body.encode()) if body else None
+        url, data = self._base_url + path, BytesIO(body.encode()) if body else None
         try:
+            tls = self._believed.context()
             async with self._session.request(
-                method, self._base_url + path, data=data, headers=headers, allow_redirects=False
+                method, url, data=data, headers=headers, allow_redirects=False, ssl=tls
             ) as response:
                 read = bytearray()
                 async for part in response.content.iter_any():
@@ -99,15 +110,44 @@ class Model:
 
 @asynccontextmanager
 async def connect(
-    base_url: str, key: Callable[[], str], answer_within: timedelta, tracer: Tracer
+    base_url: str,
+    key: Callable[[], str],
+    answer_within: timedelta,
+    tracer: Tracer,
+    *,
+    ca_file: Path | None = None,
 ) -> AsyncIterator[Model]:
-    """A model whose calls take at most `answer_within`. No connection is made before the first."""
+    """A model whose calls take at most `answer_within`. No connection is made before the first. An https
+    endpoint is believed by the system's authorities and those in `ca_file`."""
     from aiohttp import ClientSession, ClientTimeout, TCPConnector  # a tenth of a second
 
     limits = ClientTimeout(total=answer_within.total_seconds(), sock_connect=_CONNECT_SECONDS)
     connector = TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
     async with ClientSession(connector=connector, timeout=limits) as session:
-        yield Model(session, base_url, key, tracer)
+        yield Model(
+            session, base_url, key, tracer, Believed(ca_file if base_url.startswith("https") else None)
+        )
+
+
+class Believed:
+    """The authorities that vouch for the endpoint: the system's, and those of a file that may change."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._seen: tuple[int, int, int] | None = None
+        self._context: ssl.SSLContext | bool = True
+
+    def context(self) -> ssl.SSLContext | bool:
+        """For the next connection; True stands for the system's alone. OSError if the file cannot be read."""
+        if self._file is None:
+            return True
+        stat = self._file.stat()
+        seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if seen != self._seen:
+            context = ssl.create_default_context()
+            context.load_verify_locations(self._file)
+            self._context, self._seen = context, seen
+        return self._context
 
 
 def _describe(span: Span, result: Answer | Failure) -> None:

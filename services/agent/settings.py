@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from libs.enrol import Credentials
+
 MAX_INSTRUCTION = 65536
 _QUEUE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?/[a-z0-9](?:[a-z0-9.-]{0,198}[a-z0-9])?")
 _ADDRESS = re.compile(r"(?:[^:\s]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Credentials):
     """AGENT_*, the mesh's AGENTCTL_*, and OPENAI_* as the stock OpenAI clients name them."""
 
     queue: str
@@ -27,9 +29,6 @@ class Settings:
 
     base_url: str = field(metadata={"env": "OPENAI_BASE_URL"})
     """Where the OpenAI-compatible API is, e.g. https://api.openai.com/v1. Plain http only on loopback."""
-
-    tls_dir: Path = field(metadata={"env": "AGENTCTL_TLS_DIR"})
-    """The folder with our certificate and whom we trust."""
 
     instruction: str = ""
     """What to do with each item. This or AGENT_INSTRUCTION_FILE."""
@@ -48,6 +47,10 @@ class Settings:
 
     start_timeout: timedelta = timedelta(seconds=30)
     """How long to wait, at the start, for the model and for coordination before giving up."""
+
+    model_ca_file: Path | None = None
+    """Authorities, PEM, that are believed at the model's https endpoint beside the system's; may change in
+    place."""
 
     model_timeout: timedelta = timedelta(seconds=120)
     """The longest one answer of the model may take."""
@@ -91,6 +94,7 @@ class Settings:
         return self.api_key_file.read_text(encoding="utf-8").strip() if self.api_key_file else self.api_key
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         problems = [problem for allowed, problem in self._rules() if not allowed]
         if problems:
             raise ValueError("\n".join(problems))

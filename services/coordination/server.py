@@ -11,7 +11,7 @@ from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import coordination_service_pb2_grpc as pb_grpc
 from agentctl.coordination.v1 import work_pb2
 from libs.errors import ExhaustedError, MeshError, NotFoundError
-from libs.identity import Principal
+from libs.identity import Kind, Principal
 from libs.rpc.call import Call
 
 from . import explain, wire
@@ -125,6 +125,9 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         namespace = wire.namespace_name(request.namespace)
         self._access(context).check_namespace(namespace)
         uid = wire.pod_uid(request.pod_uid)
+        caller = Call.of(context).caller
+        if caller.kind is Kind.AGENT and caller.uid != uid:  # its own: what a process of it held that died
+            raise NotFoundError(f"no pod {uid}")
         count = await self._store.release_worker(namespace, uid, wire.reason(request.reason))
         return pb.ReleaseWorkerResponse(released_count=count)
 

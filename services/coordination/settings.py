@@ -7,15 +7,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
+from libs.enrol import Credentials
 from libs.mesh import COORDINATION
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Credentials):
     """Variables are COORDINATION_<FIELD>, or AGENTCTL_… where every component has the same."""
 
-    tls_dir: Path = field(metadata={"env": "AGENTCTL_TLS_DIR"})
-    """Folder of our certificate and of whom we trust (tls.crt, tls.key, ca.crt, one file a trust class)."""
     store: Literal["memory", "postgres", "embedded"] = "embedded"
     """memory: one replica, nothing survives a restart; postgres: database_file says where; embedded: a
     PostgreSQL that comes along, in data_dir."""
@@ -37,6 +36,7 @@ class Settings:
     """DEBUG, INFO, WARNING or ERROR."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.store == "postgres" and self.database_file is None:
             raise ValueError("COORDINATION_DATABASE_FILE is missing: COORDINATION_STORE=postgres needs it")
         if self.store == "embedded" and self.data_dir is None:

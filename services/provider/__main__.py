@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 
-from aiohttp import web
-
 from libs import telemetry
+from libs.enrol import Credentials, RefusedError
 from libs.rpc.server import stopped
 from libs.settings import SettingsError, describe, load
 
-from .server import Provider
+from .providing import providing
 from .settings import Settings
 
+_ENROLMENT = "AGENTCTL_IDENTITY_"
 
-async def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what is begun."""
+
+async def run(settings: Settings, credentials: Credentials | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. RefusedError if the credentials are no good."""
     telemetry.start("provider", settings.log_level)
-    host, _, port = settings.listen.rpartition(":")
-    runner = web.AppRunner(Provider(settings).application(), access_log=None, shutdown_timeout=5)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, int(port))
-        await site.start()
-        logging.getLogger("provider").info("serving", extra={"port": runner.addresses[0][1]})
+    async with providing(settings, credentials):
         await stopped()
-    finally:
-        await runner.cleanup()
 
 
 def main() -> None:
     """The command."""
     if sys.argv[1:]:
-        sys.stderr.write(
-            f"provider: configured by the environment only\n\n{describe(Settings, 'PROVIDER_')}\n"
-        )
+        settings_of_both = f"{describe(Settings, 'PROVIDER_')}\n{describe(Credentials, _ENROLMENT)}"
+        sys.stderr.write(f"provider: configured by the environment only\n\n{settings_of_both}\n")
         sys.exit(2)
     try:
         settings = load(Settings, "PROVIDER_")
+        credentials = load(Credentials, _ENROLMENT) if settings.tls else None
     except SettingsError as error:
         sys.stderr.write(f"provider: {error}\n")
         sys.exit(2)
-    asyncio.run(run(settings))
+    try:
+        asyncio.run(run(settings, credentials))
+    except (RefusedError, OSError) as error:
+        sys.stderr.write(f"provider: {error}\n")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

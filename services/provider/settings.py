@@ -13,7 +13,11 @@ class Settings:
     """PROVIDER_*; see each field."""
 
     listen: str = "127.0.0.1:7480"
-    """host:port to serve plain HTTP on; port 0 picks a free one, which the log then names."""
+    """host:port to serve on; port 0 picks a free one, which the log then names."""
+
+    tls: bool = False
+    """Serves HTTPS with the certificate of AGENTCTL_TLS_DIR, enrolled for where AGENTCTL_IDENTITY_ADDRESS is
+    set; otherwise plain HTTP."""
 
     latency: timedelta = timedelta(0)
     """How long an answer takes, as it would with a model."""

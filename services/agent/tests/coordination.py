@@ -31,6 +31,8 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
     acked: dict[str, pb.Ack] = field(default_factory=dict)
     failed: dict[str, pb.LeaseFailure] = field(default_factory=dict)
     released: set[str] = field(default_factory=set)
+    given_back: list[tuple[str, str, int]] = field(default_factory=list)
+    """Namespace and pod of each ReleaseWorker, and how many items had been granted by then."""
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def settled(self, count: int) -> None:
@@ -42,6 +44,10 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
 
     async def GetQueues(self, request, context):
         return pb.GetQueuesResponse()
+
+    async def ReleaseWorker(self, request, context):
+        self.given_back.append((request.namespace, request.pod_uid, self.granted))
+        return pb.ReleaseWorkerResponse(released_count=1)
 
     async def Claim(self, request, context):
         if self.refusal:

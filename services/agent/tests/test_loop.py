@@ -14,12 +14,12 @@ from aiohttp import web
 from prometheus_client import REGISTRY
 
 from agentctl.coordination.v1 import coordination_service_pb2_grpc as pb_grpc
-from libs import telemetry
+from libs import pki, telemetry
 from libs.errors import DeniedError, NotFoundError, UnavailableError
+from libs.exits import Exit
 from libs.testing.mesh import mesh
 from libs.work import connect
 from services.agent import model
-from services.agent.exits import Exit
 from services.agent.loop import Agent
 from services.agent.settings import Settings
 
@@ -69,7 +69,7 @@ async def agent(
             ) as endpoint,
         ):
             try:
-                yield Agent(settings, settings.prompt(), client, endpoint)
+                yield Agent(settings, settings.prompt(), client, endpoint, pki.own(ours.identity("agent")))
             finally:
                 await runner.cleanup()
 
@@ -121,6 +121,14 @@ class Held:
 
 def metric(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+async def test_before_it_claims_it_gives_back_what_its_pod_held(tmp_path):
+    coordination = queue(b"one")
+    async with agent(tmp_path, coordination, echo) as it, running(it):
+        await coordination.settled(1)
+        it.stop()
+    assert coordination.given_back == [("demo", "uid-worker", 0)]
 
 
 async def test_every_item_is_answered(tmp_path):
@@ -255,7 +263,7 @@ async def test_coordination_that_stays_away_ends_the_start(tmp_path, unused_port
                 f"http://{host}:{port}/v1", lambda: "", timedelta(seconds=5), telemetry.tracer()
             ) as endpoint,
         ):
-            it = Agent(SETTINGS, "Summarize.", client, endpoint)
+            it = Agent(SETTINGS, "Summarize.", client, endpoint, pki.own(ours.identity("agent")))
             async with running(it) as run:
                 pass
     await runner.cleanup()

@@ -19,7 +19,7 @@ DEAD_LETTERS = {"ListDeadLetters", "Redrive", "Purge"}
 PRODUCING = {"Submit", "Cancel", "GetItems", "ListItems", "WatchResults"}
 NUMBERS = {"GetQueues", "WatchQueues"}
 MAY = {  # written by hand; what the table says must be this
-    AGENT: PRODUCING | WORKING | NUMBERS | {"Explain"},
+    AGENT: PRODUCING | WORKING | NUMBERS | {"Explain", "ReleaseWorker"},
     "producer": PRODUCING | NUMBERS | {"Explain"},
     "user": PRODUCING | WORKING | NUMBERS | OPERATING | DEAD_LETTERS | {"Explain"},
     ROOT: PRODUCING | WORKING | NUMBERS | OPERATING | DEAD_LETTERS | {"Explain"},

@@ -10,7 +10,7 @@ import pytest
 
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import work_pb2
-from libs.errors import ExhaustedError, InvalidError
+from libs.errors import ExhaustedError, InvalidError, NotFoundError
 
 from .served import AGENT, FRONTS, QUEUE, ROOT, TWIN, ack, lease, plane, seconds, work
 
@@ -289,6 +289,16 @@ async def test_a_paused_queue_grants_nothing_until_it_is_resumed(it):
     assert await it.claim() == []
     assert not (await stub.ResumeQueue(pb.ResumeQueueRequest(queue=QUEUE))).queue.paused
     assert len(await it.claim()) == 1
+
+
+async def test_an_agent_gives_back_for_its_own_pod_only(it):
+    await it.submit(*(work() for _ in range(2)))
+    await it.claim(max_items=2)
+    own = pb.ReleaseWorkerRequest(namespace="demo", pod_uid="uid-1", reason="started again")
+    twin = await it.stub(TWIN)
+    with pytest.raises(NotFoundError, match="no pod uid-1"):
+        await twin.ReleaseWorker(own)
+    assert (await (await it.stub(AGENT)).ReleaseWorker(own)).released_count == 2
 
 
 async def test_release_worker_gives_back_what_one_pod_holds(it):

@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
@@ -179,22 +180,30 @@ class ListRequest(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
     LABEL_SELECTOR_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """A kind, plural or short name."""
     namespace: _builtins.str
     """Of this namespace; empty: of all that the caller sees."""
     label_selector: _builtins.str
     """As kubectl's -l."""
+    page_size: _builtins.int
+    """At most so many, 1..500; 0: 500."""
+    page_token: _builtins.str
+    """Go on after the page that said so."""
     def __init__(
         self,
         *,
         kind: _builtins.str = ...,
         namespace: _builtins.str = ...,
         label_selector: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "label_selector", b"label_selector", "namespace", b"namespace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "label_selector", b"label_selector", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -202,14 +211,17 @@ Global___ListRequest: _TypeAlias = ListRequest  # noqa: Y015
 
 @_typing.final
 class ListResponse(_message.Message):
-    """The objects of one moment."""
+    """Objects, in pages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OBJECTS_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     revision: _builtins.str
-    """Where to watch from."""
+    """Where to watch from; the first page's is the one to use."""
+    next_page_token: _builtins.str
+    """Empty: this was the last page."""
     @_builtins.property
     def objects(self) -> _containers.RepeatedCompositeFieldContainer[_struct_pb2.Struct]:
         """By namespace and name."""
@@ -219,10 +231,11 @@ class ListResponse(_message.Message):
         *,
         objects: _abc.Iterable[_struct_pb2.Struct] | None = ...,
         revision: _builtins.str = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["objects", b"objects", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "objects", b"objects", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -400,3 +413,61 @@ class GetLogsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetLogsResponse: _TypeAlias = GetLogsResponse  # noqa: Y015
+
+@_typing.final
+class CreateTokenRequest(_message.Message):
+    """Whose token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    SERVICE_ACCOUNT_FIELD_NUMBER: _builtins.int
+    AUDIENCE_FIELD_NUMBER: _builtins.int
+    LIFETIME_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The ServiceAccount's namespace."""
+    service_account: _builtins.str
+    """Its name."""
+    audience: _builtins.str
+    """For whom: agentctl-identity, if it is to become a certificate."""
+    @_builtins.property
+    def lifetime(self) -> _duration_pb2.Duration:
+        """How long it is good for, 10 minutes to 24 hours; unset: an hour."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        service_account: _builtins.str = ...,
+        audience: _builtins.str = ...,
+        lifetime: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lifetime", b"lifetime"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audience", b"audience", "lifetime", b"lifetime", "namespace", b"namespace", "service_account", b"service_account"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateTokenRequest: _TypeAlias = CreateTokenRequest  # noqa: Y015
+
+@_typing.final
+class CreateTokenResponse(_message.Message):
+    """The token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """A JWT. Keep it secret."""
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateTokenResponse: _TypeAlias = CreateTokenResponse  # noqa: Y015

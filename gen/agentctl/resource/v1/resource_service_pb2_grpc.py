@@ -68,6 +68,11 @@ class ResourceServiceStub:
                 request_serializer=agentctl_dot_resource_dot_v1_dot_resource__service__pb2.GetLogsRequest.SerializeToString,
                 response_deserializer=agentctl_dot_resource_dot_v1_dot_resource__service__pb2.GetLogsResponse.FromString,
                 _registered_method=True)
+        self.CreateToken = channel.unary_unary(
+                '/agentctl.resource.v1.ResourceService/CreateToken',
+                request_serializer=agentctl_dot_resource_dot_v1_dot_resource__service__pb2.CreateTokenRequest.SerializeToString,
+                response_deserializer=agentctl_dot_resource_dot_v1_dot_resource__service__pb2.CreateTokenResponse.FromString,
+                _registered_method=True)
 
 
 class ResourceServiceServicer:
@@ -119,6 +124,13 @@ class ResourceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateToken(self, request, context):
+        """A token of a ServiceAccount, bound to no pod; with it IdentityService issues a certificate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ResourceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -151,6 +163,11 @@ def add_ResourceServiceServicer_to_server(servicer, server):
                     servicer.GetLogs,
                     request_deserializer=agentctl_dot_resource_dot_v1_dot_resource__service__pb2.GetLogsRequest.FromString,
                     response_serializer=agentctl_dot_resource_dot_v1_dot_resource__service__pb2.GetLogsResponse.SerializeToString,
+            ),
+            'CreateToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateToken,
+                    request_deserializer=agentctl_dot_resource_dot_v1_dot_resource__service__pb2.CreateTokenRequest.FromString,
+                    response_serializer=agentctl_dot_resource_dot_v1_dot_resource__service__pb2.CreateTokenResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -319,6 +336,33 @@ class ResourceService:
             '/agentctl.resource.v1.ResourceService/GetLogs',
             agentctl_dot_resource_dot_v1_dot_resource__service__pb2.GetLogsRequest.SerializeToString,
             agentctl_dot_resource_dot_v1_dot_resource__service__pb2.GetLogsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/agentctl.resource.v1.ResourceService/CreateToken',
+            agentctl_dot_resource_dot_v1_dot_resource__service__pb2.CreateTokenRequest.SerializeToString,
+            agentctl_dot_resource_dot_v1_dot_resource__service__pb2.CreateTokenResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,8 @@ class ResourceServiceStub:
     """Deletes an object and what it owns."""
     GetLogs: _grpc.UnaryStreamMultiCallable[_resource_service_pb2.GetLogsRequest, _resource_service_pb2.GetLogsResponse]
     """A pod's output."""
+    CreateToken: _grpc.UnaryUnaryMultiCallable[_resource_service_pb2.CreateTokenRequest, _resource_service_pb2.CreateTokenResponse]
+    """A token of a ServiceAccount, bound to no pod; with it IdentityService issues a certificate."""
 
 @_typing.type_check_only
 class ResourceServiceAsyncStub(ResourceServiceStub):
@@ -71,6 +73,8 @@ class ResourceServiceAsyncStub(ResourceServiceStub):
     """Deletes an object and what it owns."""
     GetLogs: _aio.UnaryStreamMultiCallable[_resource_service_pb2.GetLogsRequest, _resource_service_pb2.GetLogsResponse]  # type: ignore[assignment]
     """A pod's output."""
+    CreateToken: _aio.UnaryUnaryMultiCallable[_resource_service_pb2.CreateTokenRequest, _resource_service_pb2.CreateTokenResponse]  # type: ignore[assignment]
+    """A token of a ServiceAccount, bound to no pod; with it IdentityService issues a certificate."""
 
 class ResourceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Objects of the local home, for those who have no Kubernetes: what kubectl and the API server are elsewhere.
@@ -126,5 +130,13 @@ class ResourceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_resource_service_pb2.GetLogsResponse], _abc.AsyncIterator[_resource_service_pb2.GetLogsResponse]]:
         """A pod's output."""
+
+    @_abc_1.abstractmethod
+    def CreateToken(
+        self,
+        request: _resource_service_pb2.CreateTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_resource_service_pb2.CreateTokenResponse, _abc.Awaitable[_resource_service_pb2.CreateTokenResponse]]:
+        """A token of a ServiceAccount, bound to no pod; with it IdentityService issues a certificate."""
 
 def add_ResourceServiceServicer_to_server(servicer: ResourceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

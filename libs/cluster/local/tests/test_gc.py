@@ -183,3 +183,11 @@ async def test_nothing_of_a_removed_object_is_left_in_the_file(cluster, folder):
     await cluster.apply(pod(), "me")
     assert await names(cluster, POD) == await names(cluster, CONFIG_MAP) == []
     assert [rows(table) for table in ("objects", "owners", "fields")] == before
+
+
+async def test_an_owner_that_waits_for_its_dependents_gets_no_new_ones(cluster):
+    owner = await cluster.create(config_map())
+    await cluster.create(pod("held", owners=[owner], finalizers=["a.dev/one"]))
+    await cluster.delete(CONFIG_MAP, "default", "settings", propagation="Foreground")
+    await cluster.apply(pod("late", owners=[owner]), "me")
+    assert await names(cluster, POD) == ["held"]

@@ -1,0 +1,52 @@
+"""The agent gets its certificate by its token, and says so when it gets none."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from libs import pki
+from libs.enrol.tests.issuer import Issuer, Plane, new_authority
+from libs.enrol.tests.process import process
+from libs.errors import DeniedError
+from libs.identity import Identity
+
+ENVIRONMENT = {
+    "AGENT_QUEUE": "demo/docs",
+    "AGENT_MODEL": "m",
+    "AGENT_INSTRUCTION": "Summarize.",
+    "AGENT_METRICS_PORT": "0",
+    "OPENAI_BASE_URL": "http://127.0.0.1:9/v1",
+}
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+def plane(tmp_path):
+    return Plane(Issuer(new_authority()), tmp_path)
+
+
+async def test_it_enrols_by_itself(plane):
+    identity = Identity(plane.folder / "tls")
+    async with plane.serve() as served, process("services.agent", plane, served.address, ENVIRONMENT):
+        async with asyncio.timeout(30):
+            while not identity.certificate.exists():  # noqa: ASYNC110  (written by another process)
+                await asyncio.sleep(0.05)
+        assert pki.own(identity).id == "spiffe://mesh.test/ns/demo/agent/worker/pod/worker-1/uid"
+
+
+async def test_a_refusal_for_good_ends_it(plane):
+    plane.issuer.errors = [DeniedError("not you")]
+    async with (
+        plane.serve() as served,
+        process("services.agent", plane, served.address, ENVIRONMENT) as refused,
+    ):
+        async with asyncio.timeout(30):
+            _, said = await refused.communicate()
+        assert refused.returncode == 2
+        assert f"refused by {served.address}: not you" in said.decode()

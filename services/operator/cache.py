@@ -1,0 +1,315 @@
+"""What is known without asking, and whom a change concerns.
+
+Informers follow what people declare, what that refers to, and what we made of it. What we wrote ourselves
+counts from the moment of the answer, whenever the watch tells of it; its echo wakes nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import anyio
+
+from libs.cluster import Cluster, Object, controller_of, key_of
+from libs.cluster.informer import Informer
+from libs.cluster.kinds import (
+    AGENT,
+    AGENT_FLEET,
+    CONFIG_MAP,
+    CRON_JOB,
+    DEPLOYMENT,
+    JOB,
+    MCP_SERVER_SET,
+    MODEL_POOL,
+    OURS,
+    POD,
+    SECRET,
+    SERVICE,
+    STATEFUL_SET,
+    Kind,
+)  # fmt: skip
+
+from .plan import contents, names, references
+from .plan.owned import AGENT_LABEL, FLEET_LABEL
+
+OWNERS = (AGENT, AGENT_FLEET)
+REFERRED = (MODEL_POOL, MCP_SERVER_SET)
+CHILDREN = (DEPLOYMENT, STATEFUL_SET, JOB, CRON_JOB, CONFIG_MAP, SERVICE)
+_OURS_ONLY = "app.kubernetes.io/managed-by=agentctl"
+_TRUST_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An object to be looked at."""
+
+    kind: Kind
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.name} {self.namespace}/{self.name}"
+
+
+class Cache:
+    """What there is in one namespace, or in all (""). Call `run` in a task; use the rest after `synced`.
+    `wake` is called with each key that something happened to, `gone` with each child that was deleted,
+    `pod_changed` with old and new of each pod."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        namespace: str,
+        wake: Callable[[Key], None],
+        gone: Callable[[Object], None] = lambda child: None,
+        pod_changed: Callable[[Object | None, Object | None], None] = lambda old, new: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._wake = wake
+        self._gone = gone
+        self._pod_changed = pod_changed
+        self._clock = clock
+        self._written: dict[Key, tuple[Object, float]] = {}
+        self._underway: dict[Key, list[tuple[int, set[Key]]]] = {}  # what was heard while we write it
+        self._buried: deque[str] = deque(maxlen=256)
+        self._children: defaultdict[Key, set[Key]] = defaultdict(set)  # of any controller
+        self._pods: defaultdict[tuple[str, str], set[str]] = defaultdict(set)  # by namespace and agent
+        self._refers: dict[Key, frozenset[Key]] = {}
+        self._users: defaultdict[Key, set[Key]] = defaultdict(set)
+        self._called: dict[Key, frozenset[str]] = {}  # the agent names of an owner
+        self._namesakes: defaultdict[tuple[str, str], set[Key]] = defaultdict(set)
+        self._informers = {
+            **{kind: Informer(cluster, kind, namespace) for kind in OURS},
+            **{kind: Informer(cluster, kind, namespace, _OURS_ONLY) for kind in (*CHILDREN, POD)},
+        }
+        self._contents = {
+            kind: Informer(cluster, kind, namespace, keep=_hashes_only) for kind in (CONFIG_MAP, SECRET)
+        }
+        for kind, informer in self._informers.items():
+            informer.subscribe(partial(self._seen, kind))
+        for kind, informer in self._contents.items():
+            informer.subscribe(partial(self._content_seen, kind))
+
+    async def run(self) -> None:
+        """Follows the cluster until cancelled."""
+        async with anyio.create_task_group() as group:
+            for informer in (*self._informers.values(), *self._contents.values()):
+                group.start_soon(informer.run)
+
+    async def synced(self) -> None:
+        """Until everything has been listed once."""
+        for informer in (*self._informers.values(), *self._contents.values()):
+            await informer.synced()
+
+    def ages(self) -> dict[str, float]:
+        """Seconds since each watch's last sign of life, by kind."""
+        return {kind.name: informer.age_seconds() for kind, informer in self._informers.items()}
+
+    def counts(self) -> dict[str, int]:
+        """Objects in the cache, by kind."""
+        return {kind.name: len(informer.items()) for kind, informer in self._informers.items()}
+
+    # --- What there is ---
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The newest that we know: heard of, or written by us. Not to be changed."""
+        heard = self._informers[kind].get(namespace, name)
+        if (entry := self._written.get(Key(kind, namespace, name))) is None:
+            return heard
+        written, until = entry
+        # Without a limit, what was made and deleted while a watch was broken would stay for ever.
+        if self._clock() > until or (heard is not None and _revision(heard) >= _revision(written)):
+            del self._written[Key(kind, namespace, name)]
+            return heard
+        return written
+
+    def begin(self, key: Key) -> None:
+        """We are about to write this object. What is heard of it wakes nobody before `end`."""
+        self._underway[key] = []
+
+    def end(self, key: Key, made: Object | None) -> None:
+        """We wrote it, or (None) do not know."""
+        heard = self._underway.pop(key)
+        if made is not None:
+            self.written(made, key.kind)
+        for revision, concerned in heard:
+            if made is None or revision != _revision(made):
+                self._wake_all(concerned)
+
+    def written(self, thing: Object, kind: Kind) -> None:
+        """We wrote this object, and this is what it was then."""
+        if thing["metadata"]["uid"] in self._buried:
+            return  # the watch was faster than the answer
+        key = Key(kind, *key_of(thing))
+        self._written[key] = thing, self._clock() + _TRUST_SECONDS
+        if owner := _owner(thing):
+            self._children[owner].add(key)
+
+    def children(self, key: Key) -> list[Object]:
+        """The live objects whose controller has this kind and name, whatever its uid."""
+        found = (self.get(child.kind, child.namespace, child.name) for child in self._children.get(key, ()))
+        return [child for child in found if child is not None]
+
+    def pods(self, namespace: str, agents: frozenset[str]) -> list[Object]:
+        """The pods that say to be of these agents."""
+        pods = self._informers[POD]
+        listed = (
+            pods.get(namespace, name)
+            for agent in sorted(agents)
+            for name in sorted(self._pods.get((namespace, agent), ()))
+        )
+        return [pod for pod in listed if pod is not None]
+
+    def hashes(self, kind: Kind, namespace: str, name: str) -> Mapping[str, str]:
+        """`plan.contents` of a ConfigMap or Secret; nothing if it is not there."""
+        kept = self._contents[kind].get(namespace, name)
+        return kept["hashes"] if kept else {}
+
+    def users(self, key: Key) -> set[Key]:
+        """The Agents and AgentFleets that name this object."""
+        return self._users.get(key, set())
+
+    def namesakes(self, key: Key) -> list[Object]:
+        """Other Agents and AgentFleets that use one of its agent names."""
+        others = {
+            other
+            for name in self._called.get(key, ())
+            for other in self._namesakes.get((key.namespace, name), ())
+            if other != key
+        }
+        found = (self.get(other.kind, other.namespace, other.name) for other in sorted(others, key=str))
+        return [thing for thing in found if thing is not None]
+
+    def everything(self) -> Iterator[Key]:
+        """Everything that is to be looked at."""
+        for kind in OURS:
+            for thing in self._informers[kind].items():
+                yield Key(kind, *key_of(thing))
+
+    # --- What happens ---
+
+    def _seen(self, kind: Kind, old: Object | None, new: Object | None) -> None:
+        thing = new or old
+        assert thing is not None
+        key = Key(kind, *key_of(thing))
+        if self._is_echo(key, old, new):
+            return
+        if kind in OWNERS:
+            concerned = self._owner_seen(key, new)
+        elif kind in REFERRED:
+            concerned = {key, *self._users.get(key, ())}
+        elif kind is POD:
+            concerned = self._pod_seen(old, new)
+        else:
+            concerned = self._child_seen(key, old, new)
+        if key in self._underway and new is not None:
+            self._underway[key].append((_revision(new), concerned))
+        else:
+            self._wake_all(concerned)
+
+    def _is_echo(self, key: Key, old: Object | None, new: Object | None) -> bool:
+        """Whether the watch tells of our own last write; which counts no more once it was overtaken."""
+        if new is None:
+            assert old is not None
+            self._buried.append(old["metadata"]["uid"])
+            self._written.pop(key, None)
+            return False
+        written, _ = self._written.get(key, (None, 0.0))
+        if written is None or _revision(new) < _revision(written):
+            return False
+        del self._written[key]
+        return _revision(new) == _revision(written)
+
+    def _owner_seen(self, key: Key, new: Object | None) -> set[Key]:
+        refers = frozenset(
+            Key(kind, key.namespace, name) for kind, name in (references(new) if new is not None else ())
+        )
+        before = self._refers.get(key, frozenset())
+        for other in before - refers:
+            self._users[other].discard(key)
+        for other in refers - before:
+            self._users[other].add(key)
+        called = names(new) if new is not None else frozenset()
+        called_before = self._called.get(key, frozenset())
+        for name in called_before - called:
+            self._namesakes[key.namespace, name].discard(key)
+        for name in called - called_before:
+            self._namesakes[key.namespace, name].add(key)
+        self._refers[key], self._called[key] = refers, called
+        if new is None:
+            del self._refers[key], self._called[key]
+        concerned = {key, *(other for other in before ^ refers if other.kind in REFERRED)}
+        for name in called ^ called_before:
+            concerned |= self._namesakes[key.namespace, name]
+        return concerned
+
+    def _child_seen(self, key: Key, old: Object | None, new: Object | None) -> set[Key]:
+        owners = {owner for thing in (old, new) if thing is not None and (owner := _owner(thing))}
+        current = _owner(new) if new is not None else None
+        for owner in owners:
+            if owner == current:
+                self._children[owner].add(key)
+            else:
+                self._children[owner].discard(key)
+        if new is None and old is not None:
+            self._gone(old)
+        concerned: set[Key] = set()
+        for owner in owners:
+            concerned |= {owner} if owner.kind in OWNERS else self._owners_of(owner)
+        return concerned
+
+    def _owners_of(self, child: Key) -> set[Key]:
+        """Of a Job of a CronJob: whose the CronJob is."""
+        thing = self._informers[child.kind].get(child.namespace, child.name)
+        owner = _owner(thing) if thing is not None else None
+        return {owner} if owner else set()
+
+    def _pod_seen(self, old: Object | None, new: Object | None) -> set[Key]:
+        pod = new or old
+        assert pod is not None
+        namespace, name = key_of(pod)
+        labels = pod["metadata"].get("labels") or {}
+        if not (agent := labels.get(AGENT_LABEL)):
+            return set()
+        named = self._pods[namespace, agent]
+        (named.discard if new is None else named.add)(name)
+        self._pod_changed(old, new)
+        fleet = labels.get(FLEET_LABEL)
+        return {Key(AGENT_FLEET if fleet else AGENT, namespace, fleet or agent)}
+
+    def _content_seen(self, kind: Kind, old: Object | None, new: Object | None) -> None:
+        thing = new or old
+        assert thing is not None
+        if (old or {}).get("hashes") != (new or {}).get("hashes"):
+            self._wake_all(set(self._users.get(Key(kind, *key_of(thing)), ())))
+
+    def _wake_all(self, keys: set[Key]) -> None:
+        for key in keys:
+            self._wake(key)
+
+
+def _owner(thing: Object) -> Key | None:
+    owner = controller_of(thing)
+    if owner is None:
+        return None
+    kind = _CONTROLLERS.get(owner["kind"])
+    return Key(kind, key_of(thing)[0], owner["name"]) if kind else None
+
+
+_CONTROLLERS = {kind.name: kind for kind in (AGENT, AGENT_FLEET, CRON_JOB)}
+
+
+def _revision(thing: Object) -> int:
+    # Since 1.35 revisions of one kind may be compared as numbers (KEP-5504); etcd's always could be.
+    return int(thing["metadata"]["resourceVersion"])
+
+
+def _hashes_only(thing: Object) -> Object:
+    """Of contents we keep no more than we need: a Secret's is never in our memory for longer than this."""
+    metadata = thing["metadata"]
+    kept = {name: metadata[name] for name in ("name", "namespace", "uid", "resourceVersion")}
+    return {"metadata": kept, "hashes": contents(thing)}

@@ -1,0 +1,81 @@
+"""Who is refused although his certificate is good: pods that are gone, and whom an administrator names.
+
+An administrator writes SPIFFE ids or certificate serial numbers (decimal), one a line, under any keys of the
+ConfigMap `agentctl-denied`. Pods come from the operator and leave the list when their certificates have
+ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from libs.cluster import Cluster
+from libs.cluster.kinds import CONFIG_MAP
+from libs.errors import ExhaustedError, NotFoundError
+
+from .attest import AGENT_LIFETIME
+from .ledger import Fact, Ledger
+
+_log = logging.getLogger(__name__)
+
+NAME = "agentctl-denied"
+PODS = "agentctl-denied-pods"
+_SKEW_SECONDS = 300.0
+
+
+class Denials:
+    """The deny list of a trust domain, shared by all replicas of the operator."""
+
+    def __init__(self, cluster: Cluster, namespace: str, domain: str, clock: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._domain = domain
+        self._clock = clock
+        self._pods = Ledger(cluster, namespace, PODS, clock)
+        self._named: frozenset[str] = frozenset()
+        self.news = asyncio.Event()
+        """Set when the list has changed."""
+
+    async def deny_pod(self, namespace: str, agent: str, pod: str, uid: str) -> None:
+        """Denies a pod that is gone until its last certificate has ended. UnavailableError; a full list is
+        logged, and its certificate then works until it ends."""
+        spiffe_id = f"spiffe://{self._domain}/ns/{namespace}/agent/{agent}/pod/{pod}/{uid}"
+        until = self._clock() + AGENT_LIFETIME.total_seconds() + _SKEW_SECONDS
+        try:
+            if not self._pods.get(uid):
+                await self._pods.add({uid: Fact(spiffe_id, until)})
+                self.news.set()
+        except ExhaustedError:
+            _log.error("the deny list is full: %s is not on it", spiffe_id)
+
+    async def refresh(self) -> None:
+        """Sees which pods other replicas have denied."""
+        before = self.text
+        await self._pods.refresh()
+        self._tell(before)
+
+    async def reread(self) -> None:
+        """Reads the administrator's list."""
+        before = self.text
+        try:
+            written = await self._cluster.get(CONFIG_MAP, self._namespace, NAME)
+        except NotFoundError:
+            self._named = frozenset()
+        else:
+            self._named = frozenset(" ".join(written.get("data", {}).values()).split())
+        self._tell(before)
+
+    def _tell(self, before: str) -> None:
+        if self.text != before:
+            self.news.set()
+
+    def denies(self, spiffe_id: str) -> bool:
+        """Whether it was on the list when that was last seen."""
+        return spiffe_id in self._named or spiffe_id in self._pods.standing()
+
+    @property
+    def text(self) -> str:
+        """The file `denied` of every component."""
+        return "".join(f"{entry}\n" for entry in sorted(self._named.union(self._pods.standing())))

@@ -1,0 +1,43 @@
+"""The plan: what should be there for an Agent or an AgentFleet. Pure: same input, same plan.
+
+`desired` says what should be there, `change` what that asks of what is there, `conflict` when it is not ours.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from libs.cluster import Object
+from libs.resources.agent import AgentSpec
+
+from . import agent, fleet
+from .change import Action, Change, change, conflict
+from .context import Context, Plan, Problem, Queue, Reference, Rendering
+from .duration import DurationError
+from .problems import problems
+from .reading import contents, names, read, references
+
+__all__ = [
+    "Action", "Change", "Context", "Plan", "Problem", "Queue", "Reference", "Rendering",
+    "change", "conflict", "contents", "desired", "names", "references",
+]  # fmt: skip
+
+
+def desired(thing: Object, context: Context) -> Plan:
+    """The plan of an Agent or AgentFleet; of any other kind, one of nothing."""
+    try:
+        spec = read(thing)
+    except msgspec.ValidationError as error:
+        return Plan(problems=(Problem("RenderFailed", f"spec: {error}"),))
+    if spec is None:
+        return Plan()
+    named = references(thing)
+    if found := problems(thing, spec, context):
+        return Plan(problems=found, references=named)
+    try:
+        if isinstance(spec, AgentSpec):
+            return Plan(tuple(agent.objects(thing, spec, context)), references=named)
+        workloads = tuple(fleet.objects(thing, spec, context))
+    except DurationError as error:
+        return Plan(problems=(Problem("RenderFailed", f"spec: {error}"),), references=named)
+    return Plan(workloads, references=named, queue=fleet.queue(thing, spec))

@@ -1,0 +1,73 @@
+"""What a plan is made from, and what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from libs.cluster import Object
+from libs.cluster.kinds import Kind
+
+Reference = tuple[Kind, str]
+"""A kind, and a name in the namespace of the object that names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """What this installation puts into every agent's pod."""
+
+    agent_image: str
+    """The reference agent's image; it runs `agentctl-agent`. Empty: every object has to name its own."""
+    coordination_address: str
+    """host:port, as agents reach it."""
+    identity_address: str
+    """host:port of the identity listener, as agents reach it."""
+    stand_in_url: str = ""
+    """The endpoint of pools that name none; "": there is no stand-in."""
+    system_namespace: str = "agentctl-system"
+    """Where the control plane lives, and no agent may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the plan depends on besides the object."""
+
+    settings: Rendering
+    pools: Mapping[str, Object] = field(default_factory=dict)
+    """The ModelPools that the object names and that are there, by name."""
+    server_sets: Mapping[str, Object] = field(default_factory=dict)
+    """The MCPServerSets that the object names and that are there, by name."""
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    """`contents` of every ConfigMap and Secret that the object names and that is there."""
+    namesakes: Sequence[Object] = ()
+    """Other Agents and AgentFleets of the namespace that share a name with it (`names`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why nothing is applied: the reason of the condition Accepted=False, and what to do about it."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What coordination is told about a fleet's queue."""
+
+    name: str
+    max_attempts: int
+    agents: tuple[str, ...]
+    """Whose pods may use it, as their SPIFFE ids name them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What should be there. With problems there are no objects, and what was applied before stays."""
+
+    objects: tuple[Object, ...] = ()
+    """In the order in which they are applied."""
+    problems: tuple[Problem, ...] = ()
+    references: tuple[Reference, ...] = ()
+    """What to watch: a change of one of these may change the plan."""
+    queue: Queue | None = None

@@ -1,0 +1,224 @@
+"""What is reported about an object: its whole status, from what is there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from libs.cluster import Object, key_of
+from libs.cluster.kinds import AGENT, AGENT_FLEET, CRON_JOB, DEPLOYMENT, JOB, STATEFUL_SET, Kind
+from libs.resources.agent import AgentSpec
+from libs.resources.fleet import FleetSpec
+from libs.resources.status import AgentStatus, Condition, FleetStatus, PoolStatus, Run, Workload
+
+from .plan import Plan, Problem
+from .plan.owned import AGENT_LABEL
+from .plan.reading import coordinator_of, read
+from .readiness import Verdict, ending, of_deployment, of_run, of_schedule
+from .runs import belongs, last_run, newly_ended, runs_of
+
+_WORKLOADS = (DEPLOYMENT, STATEFUL_SET, JOB, CRON_JOB)
+_RUNS_ARE_READY = frozenset({"Succeeded", "Failed", "RunFailed"})
+_ON_THE_WAY = frozenset({"Progressing", "Pending", "Running"})
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What there is. The previous status is the object's own."""
+
+    now: datetime
+    plan: Plan = field(default_factory=Plan)
+    """The plan just made; its problems, or those of applying it (`conflict`), become Accepted=False."""
+    children: Mapping[tuple[Kind, str], Object] = field(default_factory=dict)
+    """Live Deployments, Jobs, CronJobs, … of the namespace with its labels, the Jobs of its CronJob too."""
+    pods: Sequence[Object] = ()
+    """Live pods with its labels."""
+    users: int = 0
+    """How many Agents and AgentFleets name it: for a ModelPool or MCPServerSet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to an object, as `kubectl describe` shows it."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+def status(thing: Object, observed: Observed) -> Object:
+    """The whole new status; equal to the old one if nothing changed."""
+    try:
+        spec = read(thing)
+    except msgspec.ValidationError:
+        spec = None
+    if thing["kind"] == AGENT.name:
+        return _of_agent(thing, spec if isinstance(spec, AgentSpec) else None, observed)
+    if thing["kind"] == AGENT_FLEET.name:
+        return _of_fleet(thing, spec if isinstance(spec, FleetSpec) else None, observed)
+    said = PoolStatus(
+        observed_generation=_generation(thing),
+        conditions=_conditions(thing, observed, {"Accepted": _accepted(observed.plan.problems)}),
+    )
+    return {**msgspec.to_builtins(said), "users": observed.users}
+
+
+def events(old: Object, new: Object, thing: Object) -> tuple[Event, ...]:
+    """One for each change from an old status ({}: none yet) to a new one; none if nothing changed."""
+    before = {each["type"]: each for each in old.get("conditions", ())}
+    found = []
+    for condition in new.get("conditions", ()):
+        if _is_news(condition, before.get(condition["type"])):
+            bad = condition["status"] == "False" and condition["reason"] not in _ON_THE_WAY
+            found.append(Event("Warning" if bad else "Normal", condition["reason"], condition["message"]))
+    run, earlier = new.get("lastRun") or {}, old.get("lastRun") or {}
+    if run.get("outcome") in ("Succeeded", "Failed") and run != earlier:
+        same = (run["name"], run.get("startTime")) == (earlier.get("name"), earlier.get("startTime"))
+        if not (same and earlier.get("outcome") == run["outcome"]):  # else only its exit code was learnt
+            failed = run["outcome"] == "Failed"
+            text = ending(msgspec.convert(run, Run))
+            found.append(Event("Warning" if failed else "Normal", f"Run{run['outcome']}", text))
+    return tuple(found)
+
+
+def _is_news(condition: Object, before: Object | None) -> bool:
+    kind, reason = condition["type"], condition["reason"]
+    if kind == "Complete" or (kind == "Ready" and reason in _RUNS_ARE_READY | {"NotAccepted"}):
+        return False  # the run, or Accepted, says it
+    if before is None or (before["status"], before["reason"]) != (condition["status"], reason):
+        return True
+    refused_anew: bool = condition["status"] == "False" and before["message"] != condition["message"]
+    return kind == "Accepted" and refused_anew
+
+
+def _of_agent(thing: Object, spec: AgentSpec | None, observed: Observed) -> Object:
+    previous = msgspec.convert(thing.get("status") or {}, AgentStatus)
+    name = key_of(thing)[1]
+    runs = runs_of(thing, spec, observed.children.values(), observed.pods)
+    last = last_run(thing, spec, previous, runs)
+    if observed.plan.problems or spec is None:
+        ready = _not_accepted(observed.plan.problems)
+    elif spec.mode in ("once", "workflow"):
+        ready = of_run(last, _live(thing, observed, JOB, name), observed.pods)
+    elif spec.mode == "schedule":
+        ready = of_schedule(
+            spec, last, _live(thing, observed, CRON_JOB, name), _wanted(observed, CRON_JOB, name)
+        )
+    else:
+        ready = _of_deployment(thing, observed, name)
+    verdicts = {"Accepted": _accepted(observed.plan.problems), "Ready": ready}
+    if spec and spec.mode in ("once", "workflow"):
+        verdicts["Complete"] = Verdict(ready.reason == "Succeeded", ready.reason, ready.message)
+    said = AgentStatus(
+        observed_generation=_generation(thing),
+        phase=_phase(spec, ready),
+        conditions=_conditions(thing, observed, verdicts),
+        workloads=_workloads(thing, observed),
+        last_run=last,
+        runs=previous.runs + newly_ended(previous.last_run, runs or ([last] if last else [])),
+    )
+    return {**msgspec.to_builtins(said)}
+
+
+def _of_fleet(thing: Object, spec: FleetSpec | None, observed: Observed) -> Object:
+    name = key_of(thing)[1]
+    workers = _live(thing, observed, DEPLOYMENT, name) or {}
+    counts = workers.get("status") or {}
+    if observed.plan.problems or spec is None:
+        ready = _not_accepted(observed.plan.problems)
+    else:
+        ready = _of_deployment(thing, observed, name)
+        if spec.coordinator and ready.is_so:
+            front = _of_deployment(thing, observed, coordinator_of(name))
+            if not front.is_so:
+                ready = Verdict(False, "CoordinatorNotReady", f"coordinator: {front.message}")
+    said = FleetStatus(
+        observed_generation=_generation(thing),
+        conditions=_conditions(
+            thing, observed, {"Accepted": _accepted(observed.plan.problems), "Ready": ready}
+        ),
+        workloads=_workloads(thing, observed),
+        selector=f"{AGENT_LABEL}={name}",
+    )
+    replicas = {"replicas": counts.get("replicas", 0), "readyReplicas": counts.get("readyReplicas", 0)}
+    return {**msgspec.to_builtins(said), **replicas}
+
+
+def _of_deployment(thing: Object, observed: Observed, name: str) -> Verdict:
+    pods = [pod for pod in observed.pods if (pod["metadata"].get("labels") or {}).get(AGENT_LABEL) == name]
+    live, wanted = _live(thing, observed, DEPLOYMENT, name), _wanted(observed, DEPLOYMENT, name)
+    return of_deployment(live, wanted, pods)
+
+
+def _live(thing: Object, observed: Observed, kind: Kind, name: str) -> Object | None:
+    found = observed.children.get((kind, name))
+    return found if found is not None and belongs(found, thing) else None
+
+
+def _wanted(observed: Observed, kind: Kind, name: str) -> Object | None:
+    return next(
+        (
+            each
+            for each in observed.plan.objects
+            if each["kind"] == kind.name and each["metadata"]["name"] == name
+        ),
+        None,
+    )
+
+
+def _workloads(thing: Object, observed: Observed) -> list[Workload]:
+    """Only what we control: pods of these, and no others, get the agent's identity."""
+    found = [
+        Workload(kind=kind.name, name=name, uid=child["metadata"]["uid"])
+        for (kind, name), child in observed.children.items()
+        if kind in _WORKLOADS and belongs(child, thing)
+    ]
+    return sorted(found, key=lambda each: (each.kind, each.name))
+
+
+def _accepted(problems: Sequence[Problem]) -> Verdict:
+    if not problems:
+        return Verdict(True, "Accepted", "it can be as it says")
+    return Verdict(False, problems[0].reason, "; ".join(problem.message for problem in problems))
+
+
+def _not_accepted(problems: Sequence[Problem]) -> Verdict:
+    return Verdict(False, "NotAccepted", f"{_accepted(problems).message}; what was applied before stays")
+
+
+def _phase(spec: AgentSpec | None, ready: Verdict) -> str:
+    if ready.reason in ("NotAccepted", "Pending", "Running", "Succeeded", "Failed", "Scheduled", "Suspended"):
+        return {"NotAccepted": "Rejected"}.get(ready.reason, ready.reason)
+    if ready.reason == "RunFailed":
+        return "Scheduled"
+    return "Running" if ready.is_so else "Pending" if ready.reason == "Progressing" else "Failing"
+
+
+def _conditions(thing: Object, observed: Observed, verdicts: Mapping[str, Verdict]) -> list[Condition]:
+    """As metav1.Condition asks: the time is that of the last change of status, not of the last look."""
+    before = {each["type"]: each for each in (thing.get("status") or {}).get("conditions", ())}
+    now = observed.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    found = []
+    for kind, verdict in verdicts.items():
+        said = "True" if verdict.is_so else "False"
+        old = before.get(kind)
+        since = old["lastTransitionTime"] if old and old["status"] == said else now
+        found.append(
+            Condition(
+                type=kind,
+                status=said,
+                reason=verdict.reason,
+                message=verdict.message,
+                last_transition_time=since,
+                observed_generation=_generation(thing),
+            )
+        )
+    return found
+
+
+def _generation(thing: Object) -> int:
+    return int(thing["metadata"].get("generation", 0))

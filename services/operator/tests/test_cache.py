@@ -1,0 +1,94 @@
+"""What the cache knows between a write and the watch that tells of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from libs.cluster import Object
+from libs.cluster.kinds import AGENT, CONFIG_MAP, MODEL_POOL, SECRET
+from services.operator.cache import Cache, Key
+
+from .world import World
+
+
+@asynccontextmanager
+async def following(world: World, now=lambda: 0.0) -> AsyncIterator[tuple[Cache, list[Key]]]:
+    woken: list[Key] = []
+    cache = Cache(world.cluster, "", woken.append, clock=now)
+    async with anyio.create_task_group() as group:
+        group.start_soon(cache.run)
+        await cache.synced()
+        yield cache, woken
+        group.cancel_scope.cancel()
+
+
+def _ahead(thing: Object) -> Object:
+    """The object as an answer would have it that the watch has not told of."""
+    newer = copy.deepcopy(thing)
+    newer["metadata"]["resourceVersion"] = str(int(thing["metadata"]["resourceVersion"]) + 1_000_000)
+    newer["spec"]["instruction"] = "newer"
+    return newer
+
+
+async def test_what_we_wrote_counts_at_once_and_only_for_a_time(local: World):
+    clock = [0.0]
+    await local.apply(local.agent("x"))
+    async with following(local, lambda: clock[0]) as (cache, _):
+        heard = cache.get(AGENT, "demo", "x")
+        assert heard is not None
+        cache.written(_ahead(heard), AGENT)
+        assert (cache.get(AGENT, "demo", "x") or {})["spec"]["instruction"] == "newer"
+        clock[0] = 31.0
+        assert (cache.get(AGENT, "demo", "x") or {})["spec"]["instruction"] == "look"
+
+
+async def test_what_is_deleted_is_gone_whatever_we_wrote(local: World):
+    await local.apply(local.agent("x"))
+    async with following(local) as (cache, woken):
+        heard = cache.get(AGENT, "demo", "x")
+        assert heard is not None
+        cache.written(_ahead(heard), AGENT)
+        woken.clear()
+        await local.cluster.delete(AGENT, "demo", "x")
+        await local.until(lambda: Key(AGENT, "demo", "x") in woken)
+        assert cache.get(AGENT, "demo", "x") is None
+        cache.written(_ahead(heard), AGENT)  # the answer comes late
+        assert cache.get(AGENT, "demo", "x") is None
+
+
+async def test_the_echo_of_our_own_write_wakes_nobody(local: World):
+    await local.apply(local.agent("x"))
+    async with following(local) as (cache, woken):
+        woken.clear()
+        thing = {**local.agent("x"), "spec": {"instruction": "ours"}}
+        cache.written(await local.cluster.apply(thing, "agentctl-operator"), AGENT)
+        await local.apply(local.agent("y"))  # a mark: what was told before it has been told
+        await local.until(lambda: Key(AGENT, "demo", "y") in woken)
+        assert Key(AGENT, "demo", "x") not in woken
+
+
+async def test_a_reference_wakes_who_names_it(local: World):
+    async with following(local) as (cache, woken):
+        spec = {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}
+        template = {"spec": {"containers": [{"name": "agent", **spec}]}}
+        await local.apply(local.agent("x", model={"pool": "p"}, podTemplate=template))
+        await local.until(lambda: cache.users(Key(MODEL_POOL, "demo", "p")))
+        woken.clear()
+        pool = local.thing(MODEL_POOL, "p", {"endpoint": "https://m.test/v1", "models": ["m"]})
+        await local.apply(pool)
+        await local.until(lambda: Key(AGENT, "demo", "x") in woken)
+        woken.clear()
+        secret = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "s", "namespace": "demo"},
+            "data": {"k": "c2VjcmV0"},
+        }
+        await local.cluster.create(secret)
+        await local.until(lambda: Key(AGENT, "demo", "x") in woken)
+        assert cache.hashes(SECRET, "demo", "s")
+        assert not cache.hashes(CONFIG_MAP, "demo", "s")

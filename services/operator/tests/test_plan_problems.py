@@ -1,0 +1,147 @@
+"""What stands in the way of a plan, and that each says what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from libs.cluster.kinds import CONFIG_MAP, MCP_SERVER_SET, MODEL_POOL, SECRET
+from services.operator.plan import contents, desired, names, references
+
+from .manifests import SETTINGS, agent, config, context, fleet, plan_of, pool, servers, thing
+
+MODEL = {"pool": "models"}
+FLOW = {"configMapKeyRef": {"name": "flows", "key": "sum"}}
+
+
+@pytest.mark.parametrize(
+    ("what", "others", "reason", "words"),
+    [
+        (agent(model=MODEL), [], "UnknownModelPool", ["spec.model.pool", "models", "create it"]),
+        (agent(model=MODEL | {"id": "huge"}), [pool()], "UnknownModel", ["model.id", "huge", "small, large"]),
+        (agent(mcpServers=["web"]), [], "UnknownServerSet", ["spec.mcpServers", "web", "create it"]),
+        (
+            agent(mcpServers=["one", "two"]),
+            [servers("one", "search"), servers("two", "drive", "search")],
+            "DuplicateServer",
+            ["one and two both have", "search", "rename"],
+        ),
+        (agent(mode="workflow", workflow=FLOW), [], "UnknownWorkflow", ["no ConfigMap flows", "create it"]),
+        (
+            agent(mode="workflow", workflow=FLOW),
+            [config("flows", other="x")],
+            "UnknownWorkflow",
+            ["ConfigMap flows has no key sum"],
+        ),
+        (agent(mode="loop"), [], "RenderFailed", ["spec.loop is missing"]),
+        (agent(mode="loop", loop={"interval": "soon"}), [], "RenderFailed", ["'soon'", "30s, 5m"]),
+        (agent(mode="sometimes"), [], "RenderFailed", ["sometimes", "$.mode"]),
+        (agent("a" * 64), [], "RenderFailed", ["64 characters", "shorten"]),
+        (
+            agent("a" * 53, mode="schedule", schedule={"cron": "@daily"}),
+            [],
+            "RenderFailed",
+            ["53 characters, 52 are possible"],
+        ),
+        (
+            fleet("f" * 52, coordinator={"template": {"image": "x"}}),
+            [],
+            "RenderFailed",
+            [f"{'f' * 52}-coordinator has 64 characters"],
+        ),
+        (
+            fleet(coordinator={"template": {"image": "x", "model": MODEL}}),
+            [],
+            "UnknownModelPool",
+            ["spec.coordinator.template.model.pool"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_problem_says_what_to_do_and_nothing_is_applied(what, others, reason, words):
+    plan = plan_of(what, *others)
+    assert [problem.reason for problem in plan.problems] == [reason]
+    assert all(word in plan.problems[0].message for word in words), plan.problems[0].message
+    assert plan.objects == ()
+
+
+def test_all_problems_are_told_at_once():
+    plan = plan_of(agent(model=MODEL, mcpServers=["web"]))
+    assert [problem.reason for problem in plan.problems] == ["UnknownModelPool", "UnknownServerSet"]
+
+
+def test_what_is_missing_is_watched():
+    plan = plan_of(agent(model=MODEL, mcpServers=["web"]))
+    assert plan.references == ((MODEL_POOL, "models"), (MCP_SERVER_SET, "web"))
+
+
+def test_no_agent_lives_in_the_system_namespace():
+    what = agent()
+    what["metadata"]["namespace"] = SETTINGS.system_namespace
+    assert [problem.reason for problem in plan_of(what).problems] == ["SystemNamespace"]
+
+
+def test_without_any_image_there_is_a_problem():
+    imageless = replace(context(), settings=replace(SETTINGS, agent_image=""))
+    what = agent()
+    del what["spec"]["image"]
+    problem = desired(what, imageless).problems[0]
+    assert (problem.reason, "OPERATOR_AGENT_IMAGE" in problem.message) == ("RenderFailed", True)
+    assert desired(agent(), imageless).problems == ()
+
+
+def test_of_two_with_one_name_the_older_keeps_it():
+    older, younger = agent("f"), fleet("f")
+    younger["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
+    assert desired(older, context(namesakes=[younger])).problems == ()
+    problem = desired(younger, context(namesakes=[older])).problems[0]
+    assert (problem.reason, problem.message) == (
+        "NameConflict",
+        "Agent f has pods of the name f; give f another name",
+    )
+
+
+def test_a_coordinator_takes_a_name_too():
+    front, older = fleet("f", coordinator={"template": {"image": "x"}}), agent("f-coordinator")
+    front["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
+    assert names(front) == {"f", "f-coordinator"}
+    assert desired(front, context(namesakes=[older])).problems[0].reason == "NameConflict"
+    assert desired(fleet("f"), context(namesakes=[older])).problems == ()
+
+
+def test_references_are_all_that_the_pods_read():
+    container = {
+        "env": [
+            {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c1", "key": "k"}}},
+            {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s1", "key": "k"}}},
+            {"name": "C", "value": "plain"},
+        ],
+        "envFrom": [{"configMapRef": {"name": "c2"}}, {"secretRef": {"name": "s2"}}],
+    }
+    volumes = [
+        {"name": "v1", "configMap": {"name": "c1"}},
+        {"name": "v2", "secret": {"secretName": "s3"}},
+        {"name": "v3", "emptyDir": {}},
+    ]
+    what = agent(podTemplate={"spec": {"containers": [container], "volumes": volumes}})
+    assert references(what) == (
+        (CONFIG_MAP, "c1"), (SECRET, "s1"), (CONFIG_MAP, "c2"), (SECRET, "s2"), (SECRET, "s3"),
+    )  # fmt: skip
+
+
+def test_a_malformed_object_names_nothing():
+    assert references(agent(mode=7)) == ()
+
+
+def test_other_kinds_have_a_plan_of_nothing():
+    plan = plan_of(pool())
+    assert (plan.objects, plan.problems, plan.references) == ((), (), ())
+
+
+def test_contents_change_with_what_they_hash_only():
+    one, other = config("c", a="1", b="2"), config("c", b="2", a="1")
+    assert contents(one) == contents(other)
+    assert set(contents(one)) == {"ConfigMap/c", "ConfigMap/c/a", "ConfigMap/c/b"}
+    changed = contents(config("c", a="1", b="3"))
+    assert {key for key in changed if changed[key] != contents(one)[key]} == {"ConfigMap/c", "ConfigMap/c/b"}
+    assert contents(thing(SECRET, "s")).keys() == {"Secret/s"}
