@@ -7,9 +7,8 @@ counts from the moment of the answer, whenever the watch tells of it; its echo w
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import anyio
@@ -33,26 +32,15 @@ from libs.cluster.kinds import (
     Kind,
 )  # fmt: skip
 
+from .key import Key
 from .plan import contents, names, references
 from .plan.owned import AGENT_LABEL, FLEET_LABEL
+from .writing import Writing
 
 OWNERS = (AGENT, AGENT_FLEET)
 REFERRED = (MODEL_POOL, MCP_SERVER_SET)
 CHILDREN = (DEPLOYMENT, STATEFUL_SET, JOB, CRON_JOB, CONFIG_MAP, SERVICE)
 _OURS_ONLY = "app.kubernetes.io/managed-by=agentctl"
-_TRUST_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """An object to be looked at."""
-
-    kind: Kind
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.kind.name} {self.namespace}/{self.name}"
 
 
 class Cache:
@@ -72,10 +60,7 @@ class Cache:
         self._wake = wake
         self._gone = gone
         self._pod_changed = pod_changed
-        self._clock = clock
-        self._written: dict[Key, tuple[Object, float]] = {}
-        self._underway: dict[Key, list[tuple[int, set[Key]]]] = {}  # what was heard while we write it
-        self._buried: deque[str] = deque(maxlen=256)
+        self._writing = Writing(clock)
         self._children: defaultdict[Key, set[Key]] = defaultdict(set)  # of any controller
         self._pods: defaultdict[tuple[str, str], set[str]] = defaultdict(set)  # by namespace and agent
         self._refers: dict[Key, frozenset[Key]] = {}
@@ -118,36 +103,18 @@ class Cache:
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """The newest that we know: heard of, or written by us. Not to be changed."""
         heard = self._informers[kind].get(namespace, name)
-        if (entry := self._written.get(Key(kind, namespace, name))) is None:
-            return heard
-        written, until = entry
-        # Without a limit, what was made and deleted while a watch was broken would stay for ever.
-        if self._clock() > until or (heard is not None and _revision(heard) >= _revision(written)):
-            del self._written[Key(kind, namespace, name)]
-            return heard
-        return written
+        return self._writing.newest(Key(kind, namespace, name), heard)
 
     def begin(self, key: Key) -> None:
         """We are about to write this object. What is heard of it wakes nobody before `end`."""
-        self._underway[key] = []
+        self._writing.begin(key)
 
     def end(self, key: Key, made: Object | None) -> None:
-        """We wrote it, or (None) do not know."""
-        heard = self._underway.pop(key)
-        if made is not None:
-            self.written(made, key.kind)
-        for revision, concerned in heard:
-            if made is None or revision != _revision(made):
-                self._wake_all(concerned)
-
-    def written(self, thing: Object, kind: Kind) -> None:
-        """We wrote this object, and this is what it was then."""
-        if thing["metadata"]["uid"] in self._buried:
-            return  # the watch was faster than the answer
-        key = Key(kind, *key_of(thing))
-        self._written[key] = thing, self._clock() + _TRUST_SECONDS
-        if owner := _owner(thing):
+        """We wrote it, or (None) do not know. It counts from now on, until the watch tells of newer."""
+        concerned = self._writing.end(key, made)
+        if made is not None and (owner := _owner(made)):
             self._children[owner].add(key)
+        self._wake_all(concerned)
 
     def children(self, key: Key) -> list[Object]:
         """The live objects whose controller has this kind and name, whatever its uid."""
@@ -196,7 +163,7 @@ class Cache:
         thing = new or old
         assert thing is not None
         key = Key(kind, *key_of(thing))
-        if self._is_echo(key, old, new):
+        if self._writing.is_echo(key, old, new):
             return
         if kind in OWNERS:
             concerned = self._owner_seen(key, new)
@@ -206,23 +173,8 @@ class Cache:
             concerned = self._pod_seen(old, new)
         else:
             concerned = self._child_seen(key, old, new)
-        if key in self._underway and new is not None:
-            self._underway[key].append((_revision(new), concerned))
-        else:
+        if not self._writing.keeps(key, new, concerned):
             self._wake_all(concerned)
-
-    def _is_echo(self, key: Key, old: Object | None, new: Object | None) -> bool:
-        """Whether the watch tells of our own last write; which counts no more once it was overtaken."""
-        if new is None:
-            assert old is not None
-            self._buried.append(old["metadata"]["uid"])
-            self._written.pop(key, None)
-            return False
-        written, _ = self._written.get(key, (None, 0.0))
-        if written is None or _revision(new) < _revision(written):
-            return False
-        del self._written[key]
-        return _revision(new) == _revision(written)
 
     def _owner_seen(self, key: Key, new: Object | None) -> set[Key]:
         refers = frozenset(
@@ -301,11 +253,6 @@ def _owner(thing: Object) -> Key | None:
 
 
 _CONTROLLERS = {kind.name: kind for kind in (AGENT, AGENT_FLEET, CRON_JOB)}
-
-
-def _revision(thing: Object) -> int:
-    # Since 1.35 revisions of one kind may be compared as numbers (KEP-5504); etcd's always could be.
-    return int(thing["metadata"]["resourceVersion"])
 
 
 def _hashes_only(thing: Object) -> Object:

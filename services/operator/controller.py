@@ -21,7 +21,8 @@ from libs.cluster.lease import NotLeadingError
 from libs.cluster.workqueue import WorkQueue
 from libs.errors import InvalidError, MeshError
 
-from .cache import Cache, Key
+from .cache import Cache
+from .key import Key
 from .metrics import RECONCILE
 from .pods import Ended, ended
 from .queues import Coordination, Queues

@@ -37,6 +37,8 @@ from .server import LEASE_NAME, OperatorServer
 from .settings import Settings
 from .writes import CLOCK, Writes
 
+_SELDOM_SECONDS = 5.0  # a listener that knows no callers has little to look after
+
 
 @dataclass(frozen=True)
 class Operator:
@@ -85,13 +87,10 @@ class OfficeIdentities:
 
     def __init__(self, office: Office) -> None:
         self._office = office
-        self._published: set[str] = set()
 
     async def publish(self, namespace: str) -> None:
         """As `Identities` has it. The office keeps right what was published once."""
-        if namespace not in self._published:
-            await self._office.publish(namespace)
-            self._published.add(namespace)
+        await self._office.publish(namespace)
 
     async def deny(self, ended: Ended) -> None:
         """As `Identities` has it."""
@@ -135,6 +134,7 @@ async def operating(settings: Settings, cluster: Cluster) -> AsyncIterator[Opera
                 port=settings.identity_port,
                 front=settings.front,
                 limits=replace(LIMITS, drain_seconds=drain),
+                check_seconds=_SELDOM_SECONDS,
             )
         )
         yield operator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import work_pb2
 
-from .cache import Key
+from .key import Key
 from .plan import Queue
 
 if TYPE_CHECKING:

@@ -25,9 +25,11 @@ from libs.cluster.kinds import (
 )
 from libs.errors import InvalidError, NotFoundError
 
-from .cache import OWNERS, Cache, Key
+from .cache import OWNERS, Cache
 from .children import WORKLOADS, Settled, Step, is_going, is_leftover, obstacles, steps
 from .events import Recorder
+from .identity.publication import NAME as TRUST
+from .key import Key
 from .plan import Action, Context, Plan, Problem, Queue, Rendering, conflict, desired, names, references
 from .status import Observed, events, status
 from .writes import Begin, Note, Writes
@@ -122,7 +124,8 @@ class Reconciler:
             plan = replace(plan, problems=obstacles(thing, plan, self._cache.get))
         if plan.problems:
             return plan, False
-        await self._publish(key.namespace)
+        if self._cache.get(CONFIG_MAP, key.namespace, TRUST) is None:
+            await self._publish(key.namespace)
         todo = self._steps(thing, key, plan)
         blocked = await self._clear(thing, key, todo, writes)
         for step in todo:

@@ -15,8 +15,9 @@ from libs.identity import Principal
 from libs.rpc.call import Call
 
 from . import wire
-from .cache import OWNERS, Cache, Key
+from .cache import OWNERS, Cache
 from .controller import Controller
+from .key import Key
 from .reconciler import Reconciler
 
 LEASE_NAME = "agentctl-operator"

@@ -10,7 +10,8 @@ from typing import Literal
 from libs.cluster import Cluster, Object, Propagation, key_of
 from libs.cluster.kinds import kind_of
 
-from .cache import Cache, Key
+from .cache import Cache
+from .key import Key
 from .metrics import WRITES
 
 MANAGER = "agentctl-operator"

@@ -10,7 +10,8 @@ import anyio
 
 from libs.cluster import Object
 from libs.cluster.kinds import AGENT, CONFIG_MAP, MODEL_POOL, SECRET
-from services.operator.cache import Cache, Key
+from services.operator.cache import Cache
+from services.operator.key import Key
 
 from .world import World
 
@@ -34,13 +35,18 @@ def _ahead(thing: Object) -> Object:
     return newer
 
 
+def _wrote(cache: Cache, made: Object) -> None:
+    cache.begin(Key(AGENT, "demo", "x"))
+    cache.end(Key(AGENT, "demo", "x"), made)
+
+
 async def test_what_we_wrote_counts_at_once_and_only_for_a_time(local: World):
     clock = [0.0]
     await local.apply(local.agent("x"))
     async with following(local, lambda: clock[0]) as (cache, _):
         heard = cache.get(AGENT, "demo", "x")
         assert heard is not None
-        cache.written(_ahead(heard), AGENT)
+        _wrote(cache, _ahead(heard))
         assert (cache.get(AGENT, "demo", "x") or {})["spec"]["instruction"] == "newer"
         clock[0] = 31.0
         assert (cache.get(AGENT, "demo", "x") or {})["spec"]["instruction"] == "look"
@@ -51,12 +57,12 @@ async def test_what_is_deleted_is_gone_whatever_we_wrote(local: World):
     async with following(local) as (cache, woken):
         heard = cache.get(AGENT, "demo", "x")
         assert heard is not None
-        cache.written(_ahead(heard), AGENT)
+        _wrote(cache, _ahead(heard))
         woken.clear()
         await local.cluster.delete(AGENT, "demo", "x")
         await local.until(lambda: Key(AGENT, "demo", "x") in woken)
         assert cache.get(AGENT, "demo", "x") is None
-        cache.written(_ahead(heard), AGENT)  # the answer comes late
+        _wrote(cache, _ahead(heard))  # the answer comes late
         assert cache.get(AGENT, "demo", "x") is None
 
 
@@ -65,7 +71,7 @@ async def test_the_echo_of_our_own_write_wakes_nobody(local: World):
     async with following(local) as (cache, woken):
         woken.clear()
         thing = {**local.agent("x"), "spec": {"instruction": "ours"}}
-        cache.written(await local.cluster.apply(thing, "agentctl-operator"), AGENT)
+        _wrote(cache, await local.cluster.apply(thing, "agentctl-operator"))
         await local.apply(local.agent("y"))  # a mark: what was told before it has been told
         await local.until(lambda: Key(AGENT, "demo", "y") in woken)
         assert Key(AGENT, "demo", "x") not in woken
@@ -92,3 +98,25 @@ async def test_a_reference_wakes_who_names_it(local: World):
         await local.until(lambda: Key(AGENT, "demo", "x") in woken)
         assert cache.hashes(SECRET, "demo", "s")
         assert not cache.hashes(CONFIG_MAP, "demo", "s")
+
+
+async def test_what_is_heard_while_we_write_waits_for_the_answer(local: World):
+    await local.apply(local.agent("x"))
+    key, mark = Key(AGENT, "demo", "x"), Key(AGENT, "demo", "y")
+    async with following(local) as (cache, woken):
+        woken.clear()
+        cache.begin(key)
+        thing = {**local.agent("x"), "spec": {"instruction": "ours"}}
+        made = await local.cluster.apply(thing, "agentctl-operator")
+        await local.apply(local.agent("y"))
+        await local.until(lambda: mark in woken)
+        cache.end(key, made)  # it was only our own
+        assert key not in woken
+        cache.begin(key)
+        made = await local.cluster.apply({**thing, "spec": {"instruction": "new"}}, "agentctl-operator")
+        await local.apply(local.agent("x"))  # and this is somebody else's
+        await local.apply(local.agent("y", instruction="another mark"))
+        await local.until(lambda: woken.count(mark) == 2)
+        assert key not in woken
+        cache.end(key, made)
+        assert key in woken

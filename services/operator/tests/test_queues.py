@@ -12,7 +12,7 @@ import pytest
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import coordination_service_pb2_grpc as pb_grpc
 from agentctl.coordination.v1 import work_pb2
-from libs.cluster.kinds import AGENT, AGENT_FLEET, CRON_JOB, DEPLOYMENT, POD
+from libs.cluster.kinds import AGENT, AGENT_FLEET, CONFIG_MAP, CRON_JOB, DEPLOYMENT, POD
 from libs.errors import UnavailableError
 from libs.testing.mesh import Mesh
 from services.operator.pods import Ended, ended
@@ -106,6 +106,32 @@ async def test_a_pod_deleted_by_force_is_denied_and_keeps_its_leases(local: Worl
         assert told.released == []
 
 
+async def test_whom_to_trust_is_published_where_there_are_agents_and_again_if_it_is_gone(local: World):
+    class Publishing(Denied):
+        published = 0
+
+        async def publish(self, namespace: str) -> None:
+            self.published += 1
+            metadata = {
+                "name": "agentctl-trust",
+                "namespace": namespace,
+                "labels": {"app.kubernetes.io/managed-by": "agentctl"},
+            }
+            thing = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+            await local.cluster.apply(thing, "agentctl-operator")
+
+    identities = Publishing()
+    async with local.operator(identities=identities) as operator:
+        assert identities.published == 0
+        await local.apply(local.agent("x", "schedule"))
+        await local.there(CRON_JOB, "x")
+        await local.settle(operator, AGENT, ["x"])
+        assert identities.published == 1
+        await local.cluster.delete(CONFIG_MAP, local.namespace, "agentctl-trust")
+        await local.apply(local.agent("y", "schedule"))
+        await local.there(CONFIG_MAP, "agentctl-trust")
+
+
 def _pod(phase: str, **status: object) -> dict[str, object]:
     metadata = {"name": "p", "namespace": "n", "uid": "u", "labels": {"agentctl.dev/agent": "a"}}
     return {"metadata": metadata, "status": {"phase": phase, **status}}
@@ -136,7 +162,7 @@ def test_when_a_pod_has_ended(old, new, certain):
     assert (end and end.certain) == certain
 
 
-class _Servicer(pb_grpc.CoordinationServiceServicer):  # type: ignore[misc]
+class _Servicer(pb_grpc.CoordinationServiceServicer):
     """The three methods, as coordination documents them: absent fields of a policy keep their value."""
 
     def __init__(self) -> None:
@@ -164,7 +190,8 @@ class _Servicer(pb_grpc.CoordinationServiceServicer):  # type: ignore[misc]
 
 @asynccontextmanager
 async def _remote(folder) -> AsyncIterator[tuple[Remote, _Servicer]]:
-    mesh, servicer = Mesh(folder), _Servicer()
+    mesh = Mesh(folder)
+    servicer = _Servicer()  # type: ignore[abstract]  # the other methods are not called
     async with (
         mesh.serve(lambda server: pb_grpc.add_CoordinationServiceServicer_to_server(servicer, server)) as up,
         mesh.dial_as("cp/operator", up) as channel,

@@ -15,7 +15,7 @@ import anyio
 from libs.cluster import Access, Bearer, Change, Cluster, Listing, Log, Object, Propagation, key_of
 from libs.cluster.kinds import AGENT, AGENT_FLEET, DEPLOYMENT, EVENT, JOB, LEASE, POD, Kind, kind_of
 from libs.errors import ConflictError, MeshError, NotFoundError, UnavailableError
-from services.operator.cache import Key
+from services.operator.key import Key
 from services.operator.operating import Operator, reconciling
 from services.operator.settings import Settings
 
@@ -196,13 +196,13 @@ class World:
 
     def agent(self, name: str, mode: str = "loop", **spec: Any) -> Object:
         """An Agent; blocks that its mode needs are there."""
-        needed: dict[str, Any] = {
+        blocks: dict[str, dict[str, Any]] = {
             "loop": {"loop": {"interval": "30s"}},
             "schedule": {"schedule": {"cron": "0 * * * *", "suspend": True}},
             "workflow": {"workflow": {"inline": "steps: []"}},
             "reactive": {"subscribe": ["mcp://tickets/new"]},
-        }.get(mode, {})
-        said = {"mode": mode, "image": IMAGE, "instruction": "look", **needed, **spec}
+        }
+        said = {"mode": mode, "image": IMAGE, "instruction": "look", **blocks.get(mode, {}), **spec}
         return self.thing(AGENT, name, said)
 
     def fleet(self, name: str, **spec: Any) -> Object:
