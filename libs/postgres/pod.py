@@ -90,14 +90,14 @@ def _make(data: Path, host: str) -> None:
         unfinished = data.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         _run("initdb", *_INITDB, "--pgdata", str(unfinished))
-        _certify(unfinished, host)
+        certify(unfinished, host)
         _execute(unfinished, [_ROLE, f"create database {_NAME} owner {_NAME}"])
         unfinished.rename(data)
     (data / "postgresql.conf").write_text(_CONF)
     (data / "pg_hba.conf").write_text(_HBA)
 
 
-def _certify(folder: Path, host: str) -> None:
+def certify(folder: Path, host: str) -> None:
     """The server's key, and a certificate that it signs itself."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])

@@ -10,7 +10,8 @@ import asyncio
 import signal
 import ssl
 import sys
-from contextlib import closing, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import uvloop
@@ -28,23 +29,46 @@ def context_of(folder: Path) -> ssl.SSLContext:
     return context
 
 
-async def front(context: ssl.SSLContext, inner: Path, host: str, port: int) -> asyncio.Server:
-    """Listen there, for the server at the socket `inner`: a client is turned away while that is not there."""
+@asynccontextmanager
+async def front(context: ssl.SSLContext, inner: Path, host: str, port: int) -> AsyncIterator[int]:
+    """Listens at the port that it yields, for the server at the socket `inner`, while the block runs; its end
+    is the end of every connection. A client is turned away while there is no server."""
+    clients: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with closing(writer), suppress(OSError):  # a client's or the server's end is the end of both
-            inner_reader, inner_writer = await asyncio.open_unix_connection(inner)
-            with closing(inner_writer):
-                ways = [_pump(reader, inner_writer), _pump(inner_reader, writer)]
-                tasks = [asyncio.ensure_future(way) for way in ways]
-                _, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in rest:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+        clients[writer] = asyncio.current_task()
+        with suppress(OSError):  # a client's or the server's end is the end of both
+            try:
+                await _join(reader, writer, inner)
+            finally:
+                writer.close()
+                await writer.wait_closed()
+        del clients[writer]
 
-    return await asyncio.start_server(
+    server = await asyncio.start_server(
         serve, host, port, ssl=context, ssl_handshake_timeout=_HANDSHAKE_SECONDS, backlog=256
     )
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in clients:
+            writer.transport.abort()
+        await asyncio.gather(*filter(None, clients.values()))
+
+
+async def _join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inner: Path) -> None:
+    inner_reader, inner_writer = await asyncio.open_unix_connection(inner)
+    ways = [_pump(reader, inner_writer), _pump(inner_reader, writer)]
+    tasks = [asyncio.ensure_future(way) for way in ways]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        inner_writer.close()
+        await inner_writer.wait_closed()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -56,9 +80,8 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def _main(folder: Path, inner: Path, port: int) -> None:
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    server = await front(context_of(folder), inner, "0.0.0.0", port)
-    await stopped.wait()
-    server.close()  # clients go with us: PostgreSQL is stopping too
+    async with front(context_of(folder), inner, "0.0.0.0", port):
+        await stopped.wait()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,151 @@
+"""What `k8s/` says, without a cluster: it builds, is valid, is locked down, and fits libs/mesh.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from functools import cache
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from libs import mesh
+
+from .kubectl import ROOT, SYSTEM
+from .place import KUBERNETES
+from .policies import FILES, text
+
+OVERLAYS = sorted(path.name for path in (ROOT / "k8s" / "overlays").iterdir())
+WORKLOADS = {"Deployment", "StatefulSet", "Job", "DaemonSet"}
+
+pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kustomize is kubectl's")
+
+
+@cache
+def built(overlay: str) -> list[dict[str, Any]]:
+    command = ["kubectl", "kustomize", f"{ROOT}/k8s/overlays/{overlay}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def pods(overlay: str) -> list[dict[str, Any]]:
+    return [thing["spec"]["template"] for thing in built(overlay) if thing["kind"] in WORKLOADS]
+
+
+def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_object_is_valid(overlay: str) -> None:
+    version = ".".join(KUBERNETES.removeprefix("v").split(".")[:2])
+    for thing in built(overlay):
+        if (
+            thing["kind"] != "CustomResourceDefinition"
+        ):  # its own schema is recursive; an API server judges it
+            kubernetes_validate.validate(thing, version, strict=True)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_object_is_named_once_and_has_a_known_home(overlay: str) -> None:
+    named = [(t["kind"], t["metadata"].get("namespace"), t["metadata"]["name"]) for t in built(overlay)]
+    assert len(named) == len(set(named))
+    assert {namespace for _, namespace, _ in named} == {None, SYSTEM}
+    assert ("Namespace", None, SYSTEM) in named
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_pod_meets_the_restricted_standard(overlay: str) -> None:
+    [namespace] = [thing for thing in built(overlay) if thing["kind"] == "Namespace"]
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    for pod in pods(overlay):
+        security = pod["spec"]["securityContext"]
+        assert security["runAsNonRoot"] is True
+        assert security["runAsUser"] == 65532
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod["spec"].keys()
+        for container in containers(pod):
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False
+            assert own["readOnlyRootFilesystem"] is True
+            assert own["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_container_says_what_it_needs(overlay: str) -> None:
+    for pod in pods(overlay):
+        assert pod["spec"]["enableServiceLinks"] is False  # would inject variables that settings refuse
+        for container in containers(pod):
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+            assert "memory" in container["resources"]["limits"]
+            assert container["image"] == "agentctl:dev"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_token_for_the_api_server_is_where_it_is_used_only(overlay: str) -> None:
+    holders = set()
+    for pod in pods(overlay):
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        tokens = {
+            volume["name"]
+            for volume in pod["spec"].get("volumes", ())
+            for source in volume.get("projected", {}).get("sources", ())
+            if "serviceAccountToken" in source and "audience" not in source["serviceAccountToken"]
+        }
+        holders |= {
+            container["name"]
+            for container in containers(pod)
+            if tokens & {mount["name"] for mount in container.get("volumeMounts", ())}
+        }
+    assert holders <= {"operator", "prepare"}
+    assert "operator" in holders
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_services_of_the_mesh_are_there_and_lead_to_pods(overlay: str) -> None:
+    services = {
+        thing["metadata"]["name"]: thing["spec"] for thing in built(overlay) if thing["kind"] == "Service"
+    }
+    for name, component in (
+        ("coordination", mesh.COORDINATION),
+        ("operator", mesh.OPERATOR),
+        ("operator", mesh.IDENTITY),
+    ):
+        [port] = [port for port in services[name]["ports"] if port["port"] == component.port]
+        selected = [
+            pod
+            for pod in pods(overlay)
+            if services[name]["selector"].items() <= pod["metadata"]["labels"].items()
+        ]
+        assert selected, name
+        target = port.get("targetPort", port["port"])
+        ports = [each for pod in selected for c in containers(pod) for each in c.get("ports", ())]
+        assert any(target in (each.get("name"), each["containerPort"]) for each in ports)
+        assert any(each["containerPort"] == component.port for each in ports)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_agents_get_the_image_of_the_operator(overlay: str) -> None:
+    [operator] = [c for pod in pods(overlay) for c in containers(pod) if c["name"] == "operator"]
+    environment = {each["name"]: each.get("value") for each in operator["env"]}
+    assert environment["OPERATOR_AGENT_IMAGE"] == operator["image"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.parent.name)
+def test_the_network_policies_are_those_of_the_mesh_table(path: Any) -> None:
+    assert path.read_text() == text(path), "run python -m integration.cluster.policies"
+    for policy in yaml.safe_load_all(path.read_text()):
+        kubernetes_validate.validate(policy, "1.36", strict=True)
+
+
+def test_no_role_lets_anybody_make_secrets_but_the_operator() -> None:
+    for overlay in OVERLAYS:
+        for thing in built(overlay):
+            if thing["kind"] in ("Role", "ClusterRole") and "operator" not in json.dumps(thing["metadata"]):
+                for rule in thing["rules"]:
+                    named = "resourceNames" in rule
+                    assert named or not {"secrets", "*"} & set(rule.get("resources", ())), thing["metadata"]
