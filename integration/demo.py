@@ -1,7 +1,8 @@
 """`make demo`: the product in a minute. Everything is real but the model, and the provider says so.
 
-Starts a plane with `agentctl up`, submits the documents of examples/, shows live progress, kills an agent
-with `kill -9` half-way, and checks that every document was finished exactly once all the same.
+Starts a plane with `agentctl up`, applies the fleet of `examples/summarize.yaml`, submits the documents of
+`examples/`, kills an agent with `kill -9` half-way, changes the fleet under load so that its agents roll, and
+checks that every document was finished exactly once all the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -33,14 +36,14 @@ from libs.work import Client, connect
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ROOT / "examples" / "documents"
-QUEUE = "demo/summarize"
+MANIFEST = ROOT / "examples" / "summarize.yaml"
+NAMESPACE, FLEET = "demo", "summarize"
+QUEUE = f"{NAMESPACE}/{FLEET}"
 GROUP = "demo"
-AGENTS = 3
-LEASE = "3s"
 SETTINGS = ("AGENTCTL_", "COORDINATION_", "AGENT_", "PROVIDER_", "OPENAI_")
 ENVIRONMENT = {  # nobody's own plane, and nobody's paid model
     **{name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)},
-    **{"AGENT_SLOTS": "4", "AGENT_LEASE": LEASE, "PROVIDER_LATENCY": "150ms"},
+    **{"PROVIDER_LATENCY": "150ms"},
 }
 BOUND_SECONDS = 110
 
@@ -84,9 +87,9 @@ async def output_of(*words: str, name: str) -> str:
 async def demo(state: Path) -> None:
     began = time.monotonic()
     documents = sorted(path for path in DOCUMENTS.glob("*.txt"))
-    step(f"Starting a plane here: coordination on PostgreSQL, {AGENTS} agents, a stand-in for a model")
+    step("Starting a plane here: operator, coordination on PostgreSQL, a stand-in for a model")
     plane = await asyncio.create_subprocess_exec(
-        *command("--state-dir", str(state), "up", "--agents", str(AGENTS), "--queue", QUEUE, *sys.argv[1:]),
+        *command("--state-dir", str(state), "up", *sys.argv[1:]),
         cwd=ROOT,
         env=ENVIRONMENT,
         stdout=asyncio.subprocess.PIPE,
@@ -95,16 +98,30 @@ async def demo(state: Path) -> None:
     try:
         await show_until_ready(plane, state)
         console.print(f"  up after {time.monotonic() - began:.1f} s")
+        await provision(state)
         await work_through(state, documents)
     finally:
         if plane.returncode is None:
-            step("Stopping: agents first, then coordination, then the provider")
+            step("Stopping: agents first, then the components")
         code = await stop(plane)
     if code:
         raise FailedError(f"`agentctl up` ended with {code}")
     console.print(f"\n[green]Done[/green] after {time.monotonic() - began:.1f} s. Next: README.md, or")
     console.print("  .venv/bin/agentctl up              and in another terminal")
+    console.print("  .venv/bin/agentctl apply -f examples/summarize.yaml")
     console.print("  .venv/bin/agentctl work submit demo/summarize examples/documents/*.txt --wait")
+
+
+async def provision(state: Path) -> None:
+    """One manifest becomes agents that are ready."""
+    step(f"Applying {MANIFEST.relative_to(ROOT)}")
+    began = time.monotonic()
+    at = ("--state-dir", str(state))
+    console.print("  " + (await check("apply", "-f", str(MANIFEST), *at)).strip().replace("\n", "\n  "))
+    await check("wait", f"fleet/{FLEET}", "-n", NAMESPACE, *at)
+    console.print(f"  its agents are ready {time.monotonic() - began:.1f} s later:")
+    tree = await check("tree", f"fleet/{FLEET}", "-n", NAMESPACE, *at)
+    console.print("    " + tree.strip().replace("\n", "\n    "), markup=False)
 
 
 async def stop(plane: asyncio.subprocess.Process) -> int:
@@ -142,13 +159,25 @@ async def work_through(state: Path, documents: Sequence[Path]) -> None:
         lost = await progress(client, state, len(documents))
         seconds = time.monotonic() - began
         items = [item async for item in client.results(queue=QUEUE, group=GROUP)]
-    report(items, documents, lost, seconds)
+        read = time.monotonic()
+    report(items, documents, lost, seconds, read)
     await look_with_grpcurl(tls, address)
 
 
-async def progress(client: Client, state: Path, total: int) -> dict[str, str]:
-    """Shows the queue until all is settled, and kills an agent half-way; what it held: id → holder."""
-    lost: dict[str, str] = {}
+@dataclass(frozen=True)
+class Lost:
+    """What a killed agent held, and when it was killed (monotonic)."""
+
+    holder: str
+    ids: frozenset[str]
+    at: float
+
+
+async def progress(client: Client, state: Path, total: int) -> Lost | None:
+    """Shows the queue until all is settled. At a third it kills an agent, at two thirds it changes the fleet;
+    what the killed agent held."""
+    lost: Lost | None = None
+    rolled = False
     columns = (TextColumn("  {task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("summarising", total=total)
@@ -157,31 +186,56 @@ async def progress(client: Client, state: Path, total: int) -> dict[str, str]:
             for queue in update.queues:
                 rate = f"{queue.settled_per_second:.0f} a second, {queue.leased_count} in hand"
                 bar.update(task, completed=queue.settled_total, description=rate)
-                if not lost and queue.settled_total * 2 >= total:
+                if not lost and queue.settled_total * 3 >= total:
                     lost = await kill_one(client, state, bar.console)
+                if not rolled and queue.settled_total * 3 >= 2 * total:
+                    rolled = True
+                    await roll(state, bar.console)
                 if queue.settled_total >= total:
                     return lost
     return lost
 
 
-async def kill_one(client: Client, state: Path, out: Console) -> dict[str, str]:
+async def kill_one(client: Client, state: Path, out: Console) -> Lost | None:
     """`kill -9` of the agent that holds the most."""
     request = pb.ListItemsRequest(queue=QUEUE, states=[work_pb2.WORK_STATE_LEASED])
-    children = json.loads((state / "children.json").read_text())
+    found = await check("get", "pods", "-n", NAMESPACE, "-o", "json", "--state-dir", str(state))
+    pids = {each["metadata"]["name"]: pid for each in json.loads(found)["items"] if (pid := pid_of(each))}
     held = {item.id: item.holder for item in (await client.stub.ListItems(request)).items}
-    victims = Counter(holder for holder in held.values() if pod(holder) in children)
+    victims = Counter(holder for holder in held.values() if pod(holder) in pids)
     if not victims:
-        return {}
+        return None
     victim, count = victims.most_common()[0]
-    pid = children[pod(victim)]["pid"]
-    os.kill(pid, signal.SIGKILL)
-    out.print(f"  [red]kill -9[/red] of agent {pod(victim)} (pid {pid}), which holds {count} documents")
-    return {id: holder for id, holder in held.items() if holder == victim}
+    os.kill(pids[pod(victim)], signal.SIGKILL)
+    who = f"agent {pod(victim)} (pid {pids[pod(victim)]})"
+    out.print(f"  [red]kill -9[/red] of {who}, which holds {count} documents")
+    ids = frozenset(id for id, holder in held.items() if holder == victim)
+    return Lost(victim, ids, time.monotonic())
+
+
+def pid_of(pod: dict[str, Any]) -> int:
+    """The process of a pod's agent; 0 if none runs."""
+    statuses = pod.get("status", {}).get("containerStatuses", ())
+    ids = [each["containerID"] for each in statuses if "running" in each.get("state", {})]
+    return int(ids[0].removeprefix("process://")) if ids else 0
+
+
+async def roll(state: Path, out: Console) -> None:
+    """A changed manifest: new agents take over from old ones, which finish what they hold."""
+    changed = state / "changed.yaml"
+    changed.write_text(MANIFEST.read_text().replace("three sentences", "one sentence"))
+    said = await check("apply", "-f", str(changed), "--state-dir", str(state))
+    out.print(f"  [yellow]changed[/yellow] under load: {said.strip().splitlines()[-1]}; its agents roll")
 
 
 def report(
-    items: Sequence[work_pb2.Item], documents: Sequence[Path], lost: dict[str, str], seconds: float
+    items: Sequence[work_pb2.Item],
+    documents: Sequence[Path],
+    lost: Lost | None,
+    seconds: float,
+    read: float,
 ) -> None:
+    """Checks what came of the run, and shows it. FailedError if it is wrong, or proves nothing."""
     step("What became of them")
     names = Counter(item.labels["file"] for item in items)
     wrong = [item for item in items if item.state != work_pb2.WORK_STATE_SUCCEEDED]
@@ -189,9 +243,9 @@ def report(
         raise FailedError(
             f"{len(items)} results for {len(documents)} documents, {len(wrong)} of them not succeeded"
         )
-    saved = [item for item in items if item.id in lost and item.holder != lost[item.id]]
-    if not saved:
-        raise FailedError("no work of a killed agent was finished by another: this run proves nothing")
+    saved = [item for item in items if lost and item.id in lost.ids and settled(item, read) > lost.at]
+    if not lost or not saved:
+        raise FailedError("no work of a killed agent was done again: this run proves nothing")
     table = Table("agent", "documents", "taken over", box=None, header_style="dim")
     taken = Counter(pod(item.holder) for item in saved)
     for name, count in sorted(Counter(pod(item.holder) for item in items).items()):
@@ -201,14 +255,20 @@ def report(
         f"  {len(items)} documents, each finished exactly once, {len(items) / seconds:.0f} a second."
     )
     first = saved[0]
-    took = (first.age.ToTimedelta() - first.settled_ago.ToTimedelta()).total_seconds()
+    again = " itself, started again," if first.holder == lost.holder else ""
+    took = settled(first, read) - lost.at
     console.print(
-        f"  {pod(lost[first.id])} was killed holding {first.labels['file']}; "
-        f"{pod(first.holder)} finished it, {took:.1f} s after it was submitted."
+        f"  {pod(lost.holder)} was killed holding {first.labels['file']}; "
+        f"{pod(first.holder)}{again} finished it {took:.1f} s later."
     )
     for item in items[:3]:
         console.print(f"\n  [bold]{item.labels['file']}[/bold]")
         console.print(f"  {item.result.decode()[:300]}", markup=False)
+
+
+def settled(item: work_pb2.Item, read: float) -> float:
+    """When it was settled (monotonic), by when it was read. After a kill it was not by the killed."""
+    return read - item.settled_ago.ToTimedelta().total_seconds()
 
 
 def pod(holder: str) -> str:

@@ -5,18 +5,36 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-QUEUE = "demo/summarize"
+from agentctl.coordination.v1 import coordination_service_pb2 as coordination_pb
+from agentctl.operator.v1 import operator_service_pb2 as operator_pb
+from agentctl.operator.v1.operator_service_pb2_grpc import OperatorServiceStub
+from agentctl.resource.v1 import resource_service_pb2 as resource_pb
+from agentctl.resource.v1.resource_service_pb2_grpc import ResourceServiceStub
+from libs import pki
+from libs.enrol import Claim, ask
+from libs.errors import DeniedError, NotFoundError
+from libs.identity import Identity
+from libs.mesh import OPERATOR, PLANE
+from libs.resources.tests.bad_manifests import BAD
+from libs.rpc.client import dial
+from libs.work import connect
+
+FLEET = Path(__file__).parent.parent / "examples" / "summarize.yaml"
+PATIENT = FLEET.read_text().replace("  scaling:", "  work:\n    lease: 300s\n  scaling:")
+"""The fleet with leases that outlive every test: nothing here may wait for their end."""
+NAMESPACE, QUEUE = "demo", "demo/summarize"
 PATIENCE_SECONDS = 60.0
 
 
@@ -32,8 +50,20 @@ def is_running(pid: int) -> bool:
     """Whether the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def running_in(folder: Path, part: str = "") -> Sequence[int]:
+    """The processes whose command line or environment names the folder, and whose command line the part."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes()
+            said = words + (process / "environ").read_bytes()
+            if str(folder).encode() in said and part.encode() in words and is_running(int(process.name)):
+                found.append(int(process.name))
+    return found
 
 
 class Machine:
@@ -41,13 +71,13 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.state = folder / "state"
+        foreign = ("OPENAI_", "AGENT", "PLANE_", "COORDINATION_", "OPERATOR_", "PROVIDER_", "KUBECONFIG")
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")},
+            **{name: value for name, value in os.environ.items() if not name.startswith(foreign)},
             "AGENTCTL_STATE_DIR": str(self.state),
-            "AGENT_SLOTS": "2",
+            "HOME": str(folder),  # where no kubeconfig is
         }
         self.planes: list[subprocess.Popen[str]] = []
-        self.pids: set[int] = set()
 
     def up(self, *options: str, **environment: str) -> subprocess.Popen[str]:
         """Starts a plane; returns at once."""
@@ -68,9 +98,16 @@ class Machine:
         for line in plane.stdout:
             said += line
             if line.startswith("Ctrl-C stops it"):
-                self.pids |= {child["pid"] for child in self.children().values()}
                 return said
         pytest.fail(f"up ended with {plane.wait()}:\n{said}")
+
+    def refused(self, *options: str, **environment: str) -> tuple[int, str]:
+        """The exit code and the error of an `up` that cannot be. It leaves nothing, and no traceback."""
+        plane = self.up(*options, **environment)
+        said, _ = plane.communicate(timeout=PATIENCE_SECONDS)
+        assert "Traceback" not in said
+        assert running_in(self.state) == []
+        return plane.returncode, said.splitlines()[-1]
 
     def run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Runs a command to its end."""
@@ -84,17 +121,38 @@ class Machine:
             timeout=PATIENCE_SECONDS,
         )
 
+    def done(self, *arguments: str, stdin: str = "") -> str:
+        """What a command prints that succeeds."""
+        found = self.run(*arguments, stdin=stdin)
+        assert found.returncode == 0, found.stderr
+        return found.stdout
+
     def json(self, *arguments: str, stdin: str = "") -> Any:
         """What a command that succeeds prints as JSON."""
-        found = self.run(*arguments, "-o", "json", stdin=stdin)
-        assert found.returncode == 0, found.stderr
-        return json.loads(found.stdout)
+        return json.loads(self.done(*arguments, "-o", "json", stdin=stdin))
 
-    def children(self) -> dict[str, Any]:
-        """The children that `up` has recorded."""
-        record = self.state / "children.json"
-        found: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {}
+    def fleet(self) -> None:
+        """Two agents are there and ready."""
+        self.done("apply", "-f", str(FLEET))
+        self.done("wait", "fleet/summarize", "-n", NAMESPACE)
+
+    def pods(self) -> dict[str, int]:
+        """The process of each pod that runs, by its name."""
+        found = {}
+        for pod in self.json("get", "pods", "-n", NAMESPACE)["items"]:
+            for status in pod.get("status", {}).get("containerStatuses", ()):
+                if "running" in status["state"]:
+                    found[pod["metadata"]["name"]] = int(status["containerID"].removeprefix("process://"))
         return found
+
+    def agents(self) -> Sequence[int]:
+        """The processes of agents, as the machine knows them."""
+        return running_in(self.state, "services.agent")
+
+    def holders(self) -> set[str]:
+        """The pods that hold work."""
+        items = self.json("work", "list", QUEUE, "--state", "leased")["items"]
+        return {item["holder"].split("/")[-2] for item in items}
 
     def stopped(
         self, plane: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM
@@ -104,19 +162,28 @@ class Machine:
         said, _ = plane.communicate(timeout=PATIENCE_SECONDS)
         return plane.returncode, said
 
-    def leftovers(self) -> Sequence[int]:
-        """Those of our children that still run."""
-        return [pid for pid in self.pids if is_running(pid)]
-
     def close(self) -> None:
         """Ends what a failed test has left."""
-        self.pids |= {child["pid"] for child in self.children().values()}
         for plane in self.planes:
             if plane.poll() is None:
                 plane.terminate()
             plane.communicate(timeout=PATIENCE_SECONDS)
-        for pid in self.leftovers():
-            os.kill(pid, signal.SIGKILL)
+        for pid in running_in(self.state):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Machine]:
+    """A machine on which a plane with the fleet runs, for those who harm nothing."""
+    with tempfile.TemporaryDirectory(prefix="agentctl-up-", ignore_cleanup_errors=True) as folder:
+        machine = Machine(Path(folder))
+        try:
+            machine.ready(machine.up("--store", "memory"))
+            machine.fleet()
+            yield machine
+        finally:
+            machine.close()
 
 
 @pytest.fixture
@@ -130,109 +197,231 @@ def machine() -> Iterator[Machine]:
 
 
 def test_up_works_and_stops_in_order(machine: Machine) -> None:
-    plane = machine.up("--store", "memory")
+    plane = machine.up("--store", "memory", "-f", str(FLEET))
     machine.ready(plane)
-
-    summary = machine.run(
+    machine.done("wait", "fleet/summarize", "-n", NAMESPACE)
+    said = machine.done(
         "work", "submit", QUEUE, "-", "--wait", "-o", "json", stdin="One. Two.\nThree. Four.\n"
     )
-    assert summary.returncode == 0, summary.stderr
-    results = [json.loads(line) for line in summary.stdout.splitlines()[1:]]
+    results = [json.loads(line) for line in said.splitlines()[1:]]
     assert [each["state"] for each in results] == ["WORK_STATE_SUCCEEDED"] * 2
+    assert sorted(machine.pods().values()) == sorted(machine.agents())
 
-    refused = machine.run("up")
+    refused = machine.run("up", "--store", "memory")
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
-    assert f"pid {plane.pid}" in refused.stderr
+    assert f"process {plane.pid}" in refused.stderr
 
     code, said = machine.stopped(plane, signal.SIGINT)
-    assert code == 0
-    order = [line.split()[1] for line in said.splitlines() if line.endswith("  stopped")]
-    assert (set(order[:2]), order[2:]) == ({"summarize-1", "summarize-2"}, ["coordination", "provider"])
-    assert machine.leftovers() == []
+    assert (code, said.splitlines()[-1]) == (0, "stopped"), said
+    assert running_in(machine.state) == []
     gone = machine.run("queues", "list")
     assert (gone.returncode, "agentctl up" in gone.stderr) == (5, True)
-    assert {path.stat().st_mode & 0o77 for path in (machine.state / "pki", machine.state / "logs")} == {0}
-
-
-def test_work_of_a_killed_agent_is_finished_by_another(machine: Machine) -> None:
-    machine.ready(machine.up("--store", "memory", PROVIDER_LATENCY="1s", AGENT_LEASE="300s"))
-    machine.json(
-        "work", "submit", QUEUE, "-", "--group", "g", stdin="".join(f"Line {n}.\n" for n in range(8))
-    )
-
-    def held() -> list[str]:
-        items = machine.json("work", "list", QUEUE, "--state", "leased")["items"]
-        return [item["id"] for item in items if "/summarize-1/" in item["holder"]]
-
-    until(lambda: bool(held()), "summarize-1 holds nothing")
-    before = machine.children()["summarize-1"]
-    os.kill(before["pid"], signal.SIGKILL)
-    watched = machine.run("work", "watch", QUEUE, "--group", "g", "-o", "json")  # well before the leases end
-    assert watched.returncode == 0, watched.stderr
-    assert json.loads(watched.stdout.splitlines()[-1])["settled"] == {"succeeded": 8}
-    until(
-        lambda: machine.children().get("summarize-1", before)["pid"] != before["pid"],
-        "it is not started again",
-    )
-    assert machine.children()["summarize-1"]["uid"] != before["uid"]
+    private = [machine.state / name for name in ("identities", "logs", "objects", "tokens")]
+    assert {path.stat().st_mode & 0o77 for path in private} == {0}
 
 
 @pytest.mark.postgres
-def test_up_stops_everything_when_coordination_dies(machine: Machine) -> None:
-    plane = machine.up("--store", "embedded")
-    machine.ready(plane)
-    machine.pids.add(int((machine.state / "data" / "postmaster.pid").read_text().split()[0]))
-    os.kill(machine.children()["coordination"]["pid"], signal.SIGKILL)
-    said, _ = plane.communicate(timeout=PATIENCE_SECONDS)
-    assert plane.returncode == 1
-    assert "error: coordination was ended by SIGKILL; the last of " in said
-    assert "Traceback" not in said
-    assert machine.leftovers() == []
-
-
-def test_the_next_up_ends_what_a_killed_one_left(machine: Machine) -> None:
-    first = machine.up("--store", "memory")
+def test_work_and_objects_outlive_the_end_of_everything(machine: Machine) -> None:
+    first = machine.up(PROVIDER_LATENCY="500ms")
     machine.ready(first)
-    left = {name: child["pid"] for name, child in machine.children().items()}
+    machine.done("apply", "-f", "-", stdin=PATIENT)
+    machine.done("wait", "fleet/summarize", "-n", NAMESPACE)
+    lines = [f"Line {n}. It goes on." for n in range(40)]
+    machine.done("work", "submit", QUEUE, "-", "--group", "g", stdin="\n".join(lines))
+    until(lambda: bool(machine.holders()), "nobody holds anything")
+    uid = machine.json("get", "fleet/summarize", "-n", NAMESPACE)["metadata"]["uid"]
+    changed = PATIENT.replace("three sentences", "one sentence")
+    machine.done("apply", "-f", "-", stdin=changed)
+    until(lambda: len(machine.pods()) > 2, "the change does not roll")
     first.kill()
     first.communicate()
-    assert all(map(is_running, left.values()))
-    second = machine.up("--store", "memory")
-    said = machine.ready(second)
-    assert all(f"left over from an `up` that was killed (pid {pid})" in said for pid in left.values())
-    assert not any(map(is_running, left.values()))
+    until(lambda: not machine.agents(), "agents outlive the plane")
+
+    second = machine.up(PROVIDER_LATENCY="20ms")
+    machine.ready(second)
+    watched = machine.run("work", "watch", QUEUE, "--group", "g", "-o", "json")
+    assert watched.returncode == 0, watched.stderr
+    assert json.loads(watched.stdout.splitlines()[-1])["settled"] == {"succeeded": 40}
+    results = machine.done("work", "results", QUEUE, "--group", "g", "-o", "json").splitlines()
+    assert len({json.loads(line)["id"] for line in results}) == len(results) == 40
+    fleet = machine.json("get", "fleet/summarize", "-n", NAMESPACE)
+    assert fleet["metadata"]["uid"] == uid
+    assert "one sentence" in fleet["spec"]["template"]["instruction"]
+    until(lambda: len(machine.pods()) == 2, "not two agents in the end")
+    machine.done("wait", "fleet/summarize", "-n", NAMESPACE)
+    assert sorted(machine.pods().values()) == sorted(machine.agents())
     assert machine.stopped(second)[0] == 0
+    assert running_in(machine.state) == []
+
+
+def test_work_of_a_killed_agent_is_finished_without_waiting_for_its_leases(machine: Machine) -> None:
+    machine.ready(machine.up("--store", "memory", PROVIDER_LATENCY="1s"))
+    machine.done("apply", "-f", "-", stdin=PATIENT)
+    machine.done("wait", "fleet/summarize", "-n", NAMESPACE)
+    machine.done(
+        "work", "submit", QUEUE, "-", "--group", "g", stdin="".join(f"Line {n}.\n" for n in range(24))
+    )
+    until(lambda: bool(machine.holders()), "nobody holds anything")
+    pods = machine.pods()
+    victim = sorted(machine.holders())[0]
+    os.kill(pods[victim], signal.SIGKILL)
+    watched = machine.run("work", "watch", QUEUE, "--group", "g", "-o", "json")  # well before the leases end
+    assert watched.returncode == 0, watched.stderr
+    assert json.loads(watched.stdout.splitlines()[-1])["settled"] == {"succeeded": 24}
+    until(lambda: machine.pods().get(victim, pods[victim]) != pods[victim], "it is not started again")
+    assert sorted(machine.pods().values()) == sorted(machine.agents())
+    assert len(machine.pods()) == 2
+
+
+def test_a_second_ctrl_c_waits_for_nobody(machine: Machine) -> None:
+    plane = machine.up("--store", "memory", PROVIDER_LATENCY="1h")
+    machine.ready(plane)
+    machine.fleet()
+    machine.done("work", "submit", QUEUE, "-", stdin="It takes an hour.\n")
+    until(lambda: bool(machine.holders()), "nobody holds anything")
+    assert plane.stdout is not None
+    plane.send_signal(signal.SIGINT)
+    for line in plane.stdout:
+        if line.startswith("stopping: "):
+            break
+    code, said = machine.stopped(plane, signal.SIGINT)
+    assert (code, "stopping at once" in said) == (0, True), said
+    assert running_in(machine.state) == []
 
 
 def test_a_stop_during_the_start_leaves_nothing(machine: Machine) -> None:
-    plane = machine.up("--store", "memory", "--agents", "4")
-    until(lambda: "coordination" in machine.children(), "coordination was not started")
-    machine.pids |= {child["pid"] for child in machine.children().values()}
+    plane = machine.up("--store", "memory")
+    assert plane.stdout is not None
+    assert "operator" in plane.stdout.readline()
     code, said = machine.stopped(plane)
-    assert code == 0, said
-    assert machine.children() == {}
-    assert machine.leftovers() == []
+    assert (code, "Traceback" in said) == (0, False), said
+    assert running_in(machine.state) == []
+    assert not (machine.state / "endpoints.json").exists()
 
 
-def test_a_wrong_setting_is_named_and_stops_the_start(machine: Machine) -> None:
-    plane = machine.up("--store", "memory", AGENT_SLOTS="many")
-    said, _ = plane.communicate(timeout=PATIENCE_SECONDS)
-    assert plane.returncode == 1
-    assert "AGENT_SLOTS" in said
-    assert "Traceback" not in said
+def test_who_stops_listening_stops_nothing_but_a_closed_terminal_does(machine: Machine) -> None:
+    plane = machine.up("--store", "memory")
+    machine.ready(plane)
+    assert plane.stdout is not None
+    plane.stdout.close()
+    machine.fleet()  # which would be news
+    plane.send_signal(signal.SIGHUP)
+    assert plane.wait(PATIENCE_SECONDS) == 0
+    assert running_in(machine.state) == []
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["COORDINATION_DRAIN", "PROVIDER_LATENCY", "OPERATOR_LEASE", "PLANE_STORE", "AGENTCTL_LOG_LEVEL"],
+)
+def test_a_wrong_setting_is_named_and_stops_the_start(machine: Machine, setting: str) -> None:
+    code, said = machine.refused(**{setting: "nonsense"})
+    assert (code, said[: len(setting) + 8]) == (2, f"error: {setting}:")
+
+
+def test_what_keeps_a_component_from_starting_is_said_in_a_line(machine: Machine) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        code, said = machine.refused("--store", "memory", "--port", port)
+        assert code == 1
+        assert said.startswith("error: coordination: ")
+        assert said.endswith(f"(its log: {machine.state}/logs/plane.log)")
+    machine.state.chmod(0o777)
+    code, said = machine.refused("--store", "memory")
+    assert (code, f"error: {machine.state}: open to others" in said) == (1, True)
 
 
 @pytest.mark.postgres
-def test_work_outlives_the_plane_with_the_embedded_store(machine: Machine) -> None:
-    first = machine.up("--agents", "0")
-    machine.ready(first)
-    machine.json("work", "submit", QUEUE, "-", stdin="Kept. Safe.\n")
-    assert machine.stopped(first)[0] == 0
-    machine.ready(machine.up("--agents", "1"))
-    watched = machine.run("work", "watch", QUEUE)
-    assert watched.returncode == 0, watched.stderr
-    [item] = machine.json("work", "list", QUEUE, "--state", "succeeded")["items"]
-    assert item["attempt"] == 1
+def test_a_database_that_cannot_start_is_said_in_a_line(machine: Machine) -> None:
+    machine.state.mkdir(mode=0o711)
+    (machine.state / "data").write_text("no folder")
+    code, said = machine.refused()
+    assert (code, said.startswith("error: coordination: ")) == (1, True), said
+
+
+@pytest.mark.parametrize(
+    "name", ["unknown mode", "no spec", "schedule block on a loop", "subscribed to no URI", "no instruction"]
+)
+def test_a_bad_manifest_gets_its_verdict(shared: Machine, name: str) -> None:
+    manifest, verdict = BAD[name]
+    found = shared.run("apply", "-f", "-", stdin=manifest)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert verdict in found.stderr
+
+
+def agent_folder(machine: Machine) -> tuple[Identity, Path]:
+    """The certificate folder of an agent that runs, and its token."""
+    running = machine.pods()
+    pods = machine.json("get", "pods", "-n", NAMESPACE)["items"]
+    pod = next(each for each in pods if each["metadata"]["name"] in running)
+    volumes = machine.state / "objects" / "pods" / pod["metadata"]["uid"] / "volumes"
+    [certificate], [token] = volumes.rglob("tls.crt"), volumes.glob("*/token")
+    return Identity(certificate.parent), token
+
+
+async def test_an_agent_may_work_and_nothing_else(shared: Machine) -> None:
+    shared.run("apply", "-f", "-", stdin="{apiVersion: v1, kind: Namespace, metadata: {name: other}}")
+    shared.done("work", "submit", "other/q", "-", stdin="Not for it.\n")
+    identity, _ = agent_folder(shared)
+    endpoints = json.loads((shared.state / "endpoints.json").read_text())
+    async with (
+        connect(endpoints["coordination"], identity) as client,
+        dial(PLANE, endpoints["plane"], identity) as plane,
+        dial(OPERATOR, endpoints["operator"], identity) as operator,
+    ):
+        found = await client.stub.GetQueues(coordination_pb.GetQueuesRequest(queues=[QUEUE]))
+        assert [queue.name for queue in found.queues] == [QUEUE]  # the certificate is good
+        resources, operators = ResourceServiceStub(plane), OperatorServiceStub(operator)
+        refused: list[Callable[[], Awaitable[object]]] = [
+            lambda: resources.Get(resource_pb.GetRequest(kind="Pod", namespace=NAMESPACE, name="x")),
+            lambda: resources.List(resource_pb.ListRequest(kind="Secret", namespace=NAMESPACE)),
+            lambda: resources.CreateToken(
+                resource_pb.CreateTokenRequest(
+                    namespace=NAMESPACE, service_account="default", audience="agentctl-identity"
+                )
+            ),
+            lambda: operators.GetStatus(operator_pb.GetStatusRequest()),
+            lambda: client.stub.Purge(coordination_pb.PurgeRequest(queue=QUEUE, all=True)),
+            lambda: client.stub.PauseQueue(coordination_pb.PauseQueueRequest(queue=QUEUE)),
+        ]
+        for call in refused:
+            with pytest.raises(DeniedError):
+                await call()
+        with pytest.raises((DeniedError, NotFoundError)):
+            await client.stub.Claim(coordination_pb.ClaimRequest(queues=["other/q"], request_id="r"))
+    [item] = shared.json("work", "list", "other/q")["items"]
+    assert item["state"] == "WORK_STATE_READY"
+
+
+def test_login_makes_certificates_for_those_who_may_do_less(shared: Machine, tmp_path: Path) -> None:
+    for option, may_submit, may_pause in (("--producer", 0, 4), ("--user", 0, 0)):
+        folder = str(tmp_path / option)
+        who = shared.json("login", option, NAMESPACE, "--tls-dir", folder)
+        assert f"/ns/{NAMESPACE}/" in who["id"]
+        submitted = shared.run("--tls-dir", folder, "work", "submit", "demo/q", "-", stdin="A line.\n")
+        paused = shared.run("--tls-dir", folder, "queues", "pause", "demo/q")
+        elsewhere = shared.run("--tls-dir", folder, "work", "submit", "other/q", "-", stdin="A line.\n")
+        assert (submitted.returncode, paused.returncode) == (may_submit, may_pause), paused.stderr
+        assert elsewhere.returncode in (3, 4), elsewhere.stderr
+    folder = str(tmp_path / "administrator")
+    shared.done("login", "--administrator", "--tls-dir", folder)
+    shared.done("--tls-dir", folder, "queues", "resume", "demo/q")
+
+
+async def test_a_stolen_token_is_of_no_use_to_another_key(shared: Machine, tmp_path: Path) -> None:
+    identity, token = agent_folder(shared)
+    address = json.loads((shared.state / "endpoints.json").read_text())["identity"]
+    roots, text = identity.root.read_text(), token.read_text().strip()
+    own = pki.new_request(pki.own_key(identity.key))
+    assert (await ask(address, roots, Claim(text, own))).spiffe_id == pki.own(identity).id
+    stranger = pki.new_request(pki.own_key(tmp_path / "stranger.key"))
+    with pytest.raises(DeniedError):
+        await ask(address, roots, Claim(text, stranger))
+    for claim in (Claim(text, own, administrator=True), Claim(text, own, component="coordination")):
+        with pytest.raises(DeniedError):
+            await ask(address, roots, claim)
 
 
 def demo(folder: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
@@ -244,17 +433,6 @@ def demo(folder: Path, *options: str, **environment: str) -> subprocess.Popen[st
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def running_in(folder: Path) -> Sequence[str]:
-    """The processes whose command line or environment names the folder."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            environment = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
-            if str(folder).encode() in environment and is_running(int(process.name)):
-                found.append(process.name)
-    return found
 
 
 def test_the_demo_asks_no_model_and_no_plane_but_its_own(tmp_path: Path) -> None:

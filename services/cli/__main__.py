@@ -8,9 +8,27 @@ from typing import Annotated
 
 import typer
 
-from . import dead, explain, output, pki, queues, submit, up, watch, work, workers
+from libs.state import State
+
+from . import (
+    dead,
+    describe,
+    explain,
+    login,
+    logs,
+    objects,
+    output,
+    pki,
+    queues,
+    submit,
+    tree,
+    up,
+    wait,
+    watch,
+    work,
+    workers,
+)
 from .session import AddressOption, Settings, StateDirOption, TlsDirOption
-from .state import State
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -22,6 +40,10 @@ for name, group in groups.items():
 submit.register(work.app)
 watch.register(work.app)
 explain.register(app)
+for part in (objects, describe, wait, logs):
+    part.register(app)
+login.register(app)
+tree.register(app)
 
 
 @app.callback()
@@ -37,6 +59,7 @@ def root(
     \b
     A whole plane on this machine, and first work for it:
       agentctl up                   (leave it running; in another terminal:)
+      agentctl apply -f examples/summarize.yaml
       agentctl work submit demo/summarize examples/documents/*.txt --wait
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 denied, 5 unavailable.

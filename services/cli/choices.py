@@ -13,6 +13,16 @@ class ResultFormat(StrEnum):
     JSON = "json"
 
 
+class ObjectFormat(StrEnum):
+    """How to print objects."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
 class Dedupe(StrEnum):
     """What makes two submitted files or lines the same."""
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from libs.state import StateError
+
 if TYPE_CHECKING:
     from google.protobuf.message import Message
     from rich.console import Console
@@ -54,6 +56,9 @@ def one_line_errors() -> Iterator[None]:
     except FailedError as error:
         complain(str(error))
         raise typer.Exit(error.code) from error
+    except StateError as error:
+        complain(str(error))
+        raise typer.Exit(Exit.FAILED) from error
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -1,4 +1,7 @@
-"""`agentctl pki`: the certificate authority of a local plane, and certificates by it."""
+"""`agentctl pki`: a stand-alone certificate authority for services run by hand, and certificates by it.
+
+A plane of `agentctl up` and a cluster have an authority of their own, in the operator: `agentctl login`.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from libs.state import ADMINISTRATOR, State
+
 from . import durations
 from .output import Exit, FailedError, Format, emit, fields, one_line_errors
 from .session import FormatOption, Settings, StateDirOption
-from .state import ADMINISTRATOR, State
 
 if TYPE_CHECKING:
     from libs.pki import Authority
 
-app = typer.Typer(no_args_is_help=True, help="The local certificate authority, and certificates by it.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="A stand-alone authority for services run by hand. Planes and clusters have their own: see login.",
+)
 
 ADMINISTRATOR_LIFETIME = timedelta(days=30)
 
@@ -28,7 +35,7 @@ def init(
     domain: Annotated[str, typer.Option(help="Trust domain: the first part of every id.")] = "local.agentctl",
     format_: FormatOption = Format.TABLE,
 ) -> None:
-    """Make the authority and an administrator's certificate. `agentctl up` does it by itself.
+    """Make a stand-alone authority and an administrator's certificate. `agentctl up` does not use it.
 
     An authority that is there already is kept; the administrator gets a new certificate.
 

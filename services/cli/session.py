@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from libs.state import ADMINISTRATOR, State
+
 from .output import Exit, FailedError, Format, one_line_errors
-from .state import ADMINISTRATOR, State
 
 if TYPE_CHECKING:
     from agentctl.coordination.v1.coordination_service_pb2_grpc import CoordinationServiceAsyncStub
@@ -82,13 +83,6 @@ class Session:
     def failed(self, error: MeshError) -> FailedError:
         """The error as the command's own, with its exit code."""
         return failed(error, self.address)
-
-    def queue(self, name: str | None) -> str:
-        """The queue named, or the one that the local plane's agents work on."""
-        found = name or self.state.running().get("queue")
-        if not found:
-            raise FailedError("no queue named, and no plane runs here whose queue it could be", Exit.USAGE)
-        return found
 
 
 _REFUSED = re.compile(r"failed to connect .*(Unwrap failed|: Socket closed$)")
@@ -166,7 +160,7 @@ def _target(settings: Settings) -> tuple[str, Path]:
     tls_dir = settings.tls_dir or settings.state.identity(ADMINISTRATOR)
     if not (tls_dir / "tls.crt").is_file():
         raise FailedError(
-            f"{tls_dir} holds no certificate: make one with `agentctl pki init` or `agentctl pki issue`, "
+            f"{tls_dir} holds no certificate: `agentctl up` makes one, `agentctl login` gets one, "
             "or name a folder by --tls-dir or AGENTCTL_TLS_DIR",
             Exit.DENIED,
         )
@@ -185,7 +179,9 @@ def check_certificate(tls_dir: Path) -> None:
         pki.judged(identity, time.time())
         Files(identity).check()
     except UnauthenticatedError as error:
-        mend = "`agentctl up`, `agentctl pki init` and `agentctl pki issue` make new ones"
+        mend = (
+            "`agentctl up` and `agentctl login` make new ones, for a hand-run authority `agentctl pki issue`"
+        )
         raise FailedError(f"{tls_dir}: {error} ({mend})", Exit.DENIED) from error
     except (OSError, ValueError) as error:
         raise FailedError(f"{tls_dir}: not a whole certificate folder: {error}", Exit.DENIED) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from .session import Session, command
-from .work import GroupOption, SomeQueueArgument
+from .work import GroupOption, QueueArgument
 
 
 def register(app: typer.Typer) -> None:
@@ -13,7 +13,7 @@ def register(app: typer.Typer) -> None:
     command(app, "watch")(watch)
 
 
-async def watch(session: Session, queue: SomeQueueArgument = None, group: GroupOption = "") -> None:
+async def watch(session: Session, queue: QueueArgument, group: GroupOption = "") -> None:
     """Show progress until the queue, or a group of it, is done: counts, rates, who holds and finished what.
 
     \b
@@ -23,4 +23,4 @@ async def watch(session: Session, queue: SomeQueueArgument = None, group: GroupO
     """
     from .progress import follow  # with asyncio and the stubs
 
-    await follow(session, session.queue(queue), group)
+    await follow(session, queue, group)

@@ -22,12 +22,6 @@ BATCH = 1000  # entries of one request
 QueueArgument = Annotated[
     str, typer.Argument(metavar="QUEUE", parser=names.queue_option, help="namespace/name")
 ]
-SomeQueueArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="QUEUE", parser=names.queue_option, help="namespace/name. Default: the local plane's."
-    ),
-]
 GroupOption = Annotated[str, typer.Option(help="Only items submitted as this group.")]
 LabelOption = Annotated[
     list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="May be repeated.")
@@ -43,7 +37,7 @@ ResultOutput = Annotated[
 @command(app, "results")
 async def results(
     session: Session,
-    queue: SomeQueueArgument = None,
+    queue: QueueArgument,
     group: GroupOption = "",
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on after everything known is settled.")
@@ -60,7 +54,7 @@ async def results(
     from .items import ResultPrinter
 
     printer = ResultPrinter(format_)
-    async for item in session.client.results(queue=session.queue(queue), group=group, follow=follow):
+    async for item in session.client.results(queue=queue, group=group, follow=follow):
         printer.print(item)
 
 
@@ -98,7 +92,7 @@ async def get(
 @command(app, "list")
 async def list_items(
     session: Session,
-    queue: SomeQueueArgument = None,
+    queue: QueueArgument,
     state: Annotated[
         list[State] | None, typer.Option(help="May be repeated. Default: all not settled.")
     ] = None,
@@ -116,7 +110,7 @@ async def list_items(
     from .items import show_items
 
     request = pb.ListItemsRequest(
-        queue=session.queue(queue), states=states(state or []), labels=labels(label or []), group=group
+        queue=queue, states=states(state or []), labels=labels(label or []), group=group
     )
     found: list[work_pb2.Item] = []
     more = False

@@ -98,7 +98,7 @@ async def test_a_certificate_that_nobody_believes_is_4_and_says_why(agentctl, tm
 async def test_no_certificate_is_4_and_names_the_mend(agentctl, tmp_path):
     result = await agentctl("queues", "list", "--tls-dir", str(tmp_path))
     assert result.exit_code == 4
-    assert "agentctl pki" in result.stderr
+    assert "`agentctl login`" in result.stderr
 
 
 async def test_submit_says_what_became_of_each_item(agentctl, scripted):

@@ -1,0 +1,261 @@
+"""`agentctl apply | get | delete`: objects of the local plane, or of a Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import manifests
+from .choices import ObjectFormat
+from .columns import columns
+from .output import Exit, FailedError, complain, note, one_line, one_line_errors, show
+from .session import Settings, StateDirOption
+from .world import Target, World, open_world
+
+if TYPE_CHECKING:
+    from libs.cluster.kinds import Kind
+
+_PANEL = "Connection"
+
+NamespaceOption = Annotated[
+    str, typer.Option("-n", "--namespace", metavar="NAMESPACE", help="The namespace to look at.")
+]
+EverywhereOption = Annotated[bool, typer.Option("-A", "--all-namespaces", help="All namespaces.")]
+SelectorOption = Annotated[str, typer.Option("-l", "--selector", metavar="LABELS", help="As kubectl's.")]
+KubeconfigOption = Annotated[
+    Path | None,
+    typer.Option("--kubeconfig", rich_help_panel=_PANEL, show_default=False,
+                 help="A Kubernetes, not the local plane. Default: KUBECONFIG, if no plane runs here."),
+]  # fmt: skip
+ContextOption = Annotated[
+    str, typer.Option("--context", rich_help_panel=_PANEL, show_default=False, help="Of the kubeconfig.")
+]
+ObjectFormatOption = Annotated[ObjectFormat, typer.Option("-o", "--output", help="How to print.")]
+KindArgument = Annotated[str, typer.Argument(help="Such as agents, fleets, pools, pods; or KIND/NAME.")]
+NameArgument = Annotated[str | None, typer.Argument(help="Its name.", show_default=False)]
+FilesOption = Annotated[
+    list[Path] | None,
+    typer.Option("-f", "--filename", metavar="FILE|DIR|-", help="Manifests: YAML or JSON."),
+]  # fmt: skip
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    for body in (apply, get, delete):
+        app.command(body.__name__)(body)
+
+
+def in_world(
+    ctx: typer.Context,
+    state_dir: Path | None,
+    kubeconfig: Path | None,
+    context: str,
+    body: Callable[[World], Awaitable[None]],
+) -> None:
+    """Runs a command's body with the world that its options mean."""
+
+    import asyncio
+
+    async def run() -> None:
+        async with open_world(Settings.of(ctx, state_dir), Target(kubeconfig, context)) as world:
+            await body(world)
+
+    with one_line_errors():
+        asyncio.run(run())
+
+
+def apply(
+    ctx: typer.Context,
+    files: FilesOption = None,
+    namespace: NamespaceOption = "default",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
+    state_dir: StateDirOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = "",
+) -> None:  # fmt: skip
+    """Make objects as manifests say (server-side apply).
+
+    All are tried; if one is refused, the others are applied all the same, and the exit code is 1.
+
+    Example: agentctl apply -f examples/summarize.yaml
+    """
+
+    async def body(world: World) -> None:
+        from libs import errors
+
+        failures = 0
+        for thing, kind in _wanted(files):
+            metadata = thing["metadata"]
+            if kind.namespaced:
+                metadata.setdefault("namespace", namespace)
+            name = f"{kind.name.lower()}/{metadata['name']}"
+            try:
+                _, verb = await world.apply(thing, dry_run=dry_run)
+            except (errors.UnavailableError, errors.UnauthenticatedError):
+                raise  # the others would fare no better
+            except errors.MeshError as error:
+                failures += 1
+                complain(f"{name}: {error}")
+            else:
+                typer.echo(f"{name} {verb}" + (" (dry run)" if dry_run else ""))
+        if failures:
+            raise typer.Exit(Exit.FAILED)
+
+    in_world(ctx, state_dir, kubeconfig, context, body)
+
+
+def get(
+    ctx: typer.Context,
+    kind: KindArgument,
+    name: NameArgument = None,
+    namespace: NamespaceOption = "default",
+    everywhere: EverywhereOption = False,
+    selector: SelectorOption = "",
+    format_: ObjectFormatOption = ObjectFormat.TABLE,
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Then every change.")] = False,
+    state_dir: StateDirOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = "",
+) -> None:  # fmt: skip
+    """Show objects.
+
+    \b
+    Examples:
+      agentctl get fleets -A
+      agentctl get pods -n demo -w
+      agentctl get fleet/summarize -n demo -o yaml
+    """
+
+    async def body(world: World) -> None:
+        which, named = which_object(kind, name)
+        where = namespace if which.namespaced and not everywhere else ""
+        if named:
+            things = [await world.get(which, where, named)]
+            revision = things[0]["metadata"]["resourceVersion"]
+        else:
+            things, revision = await world.list(which, where, selector)
+        _print(which, things, format_, namespaces=everywhere and which.namespaced, single=bool(named))
+        if watch:
+            lines = Lines(which, everywhere and which.namespaced, wide=format_ is ObjectFormat.WIDE)
+            async for verb, thing in world.watch(which, where, selector, revision):
+                if not named or thing["metadata"]["name"] == named:
+                    if format_ in (ObjectFormat.TABLE, ObjectFormat.WIDE):
+                        lines.show(verb, thing)
+                    else:
+                        _print(which, [thing], format_, namespaces=False, single=True)
+
+    in_world(ctx, state_dir, kubeconfig, context, body)
+
+
+def delete(
+    ctx: typer.Context,
+    kind: Annotated[str | None, typer.Argument(help="Such as fleet, or fleet/NAME.")] = None,
+    name: NameArgument = None,
+    files: FilesOption = None,
+    namespace: NamespaceOption = "default",
+    state_dir: StateDirOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = "",
+) -> None:  # fmt: skip
+    """Delete objects and what they own.
+
+    \b
+    Examples:
+      agentctl delete fleet summarize -n demo
+      agentctl delete -f examples/summarize.yaml
+    """
+
+    async def body(world: World) -> None:
+        from libs.errors import NotFoundError
+
+        if files and kind:
+            raise FailedError("name an object or files, not both", Exit.USAGE)
+        if files:
+            for thing, which in reversed(_wanted(files)):
+                metadata = thing["metadata"]
+                where = metadata.get("namespace", namespace) if which.namespaced else ""
+                try:
+                    await world.delete(which, where, metadata["name"])
+                except NotFoundError:
+                    note(f"{which.name.lower()}/{metadata['name']} is not there")
+                else:
+                    typer.echo(f"{which.name.lower()}/{metadata['name']} deleted")
+            return
+        which, named = which_object(kind or "", name)
+        if not named:
+            raise FailedError("which one? name it: KIND NAME, KIND/NAME or -f FILE", Exit.USAGE)
+        await world.delete(which, namespace if which.namespaced else "", named)
+        typer.echo(f"{which.name.lower()}/{named} deleted")
+
+    in_world(ctx, state_dir, kubeconfig, context, body)
+
+
+def which_object(word: str, name: str | None) -> tuple[Kind, str]:
+    """The kind and name meant by `KIND NAME` or `KIND/NAME`."""
+    from libs.cluster.kinds import kind_named
+
+    kind, _, behind = word.partition("/")
+    try:
+        return kind_named(kind), name or behind
+    except KeyError:
+        mend = "try agents, fleets, pools, pods"
+        raise FailedError(f"{kind!r} is no kind of object here ({mend})", Exit.USAGE) from None
+
+
+def _wanted(files: Sequence[Path] | None) -> list[tuple[dict[str, Any], Kind]]:
+    """The objects of the files and their kinds. FailedError before anything is done, if one has none."""
+    from libs.cluster.kinds import kind_of
+
+    if not files:
+        raise FailedError("-f FILE is missing", Exit.USAGE)
+    found = []
+    for thing in manifests.read(files):
+        try:
+            found.append((thing, kind_of(thing["apiVersion"], thing["kind"])))
+        except KeyError:
+            what = f"{thing['apiVersion']} {thing['kind']}"
+            raise FailedError(f"{what} is no kind that agentctl applies", Exit.USAGE) from None
+    return found
+
+
+def _print(
+    kind: Kind, things: Sequence[dict[str, Any]], format_: ObjectFormat, *, namespaces: bool, single: bool
+) -> None:
+    match format_:
+        case ObjectFormat.JSON | ObjectFormat.YAML:
+            whole: Any = things[0] if single else {"apiVersion": "v1", "kind": "List", "items": list(things)}
+            if format_ is ObjectFormat.JSON:
+                typer.echo(json.dumps(whole, ensure_ascii=False, indent=2, sort_keys=True))
+            else:
+                import yaml
+
+                typer.echo(yaml.safe_dump(whole, allow_unicode=True).rstrip())
+        case ObjectFormat.NAME:
+            for thing in things:
+                typer.echo(f"{kind.name.lower()}/{thing['metadata']['name']}")
+        case _:
+            shown = columns(kind.name, wide=format_ is ObjectFormat.WIDE, namespaces=namespaces)
+            show([title for title, _ in shown], ([cell(thing) for _, cell in shown] for thing in things))
+    sys.stdout.flush()
+
+
+class Lines:
+    """Changes as lines of a table; what changes nothing in it is not shown."""
+
+    def __init__(self, kind: Kind, namespaces: bool, *, wide: bool) -> None:
+        self._columns = columns(kind.name, wide=wide, namespaces=namespaces)
+        self._shown: dict[str, list[str]] = {}
+
+    def show(self, verb: str, thing: dict[str, Any]) -> None:
+        """A change."""
+        cells = [(title, one_line(str(cell(thing)))) for title, cell in self._columns]
+        seen = [verb, *(text for title, text in cells if title != "AGE")]
+        if self._shown.get(thing["metadata"]["uid"]) != seen:
+            self._shown[thing["metadata"]["uid"]] = seen
+            typer.echo("  ".join((f"{verb:<8}", *(text for _, text in cells))))
+            sys.stdout.flush()

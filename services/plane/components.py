@@ -1,0 +1,58 @@
+"""The settings of each component of the local home."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from libs.cluster.local import SYSTEM
+from libs.settings import load
+from libs.state import State
+from services.coordination.settings import Settings as CoordinationSettings
+from services.operator.settings import Settings as OperatorSettings
+from services.provider.settings import Settings as ProviderSettings
+
+from .ports import LOOPBACK as _LOOPBACK
+from .ports import Ports
+from .settings import Settings
+
+
+class HomeSettings:
+    """The settings of each component, from the person's environment and what the plane decides itself."""
+
+    def __init__(self, settings: Settings, state: State, environ: Mapping[str, str], ports: Ports) -> None:
+        """SettingsError names what is wrong."""
+        identity, coordination = ports["identity"], ports["coordination"]
+        self.identity_address = f"{_LOOPBACK}:{identity}"
+        self.coordination_address = f"{_LOOPBACK}:{coordination}"
+        common = {
+            "AGENTCTL_FRONT": settings.front,
+            "AGENTCTL_LOG_LEVEL": settings.log_level,
+            "AGENTCTL_IDENTITY_ADDRESS": self.identity_address,
+            "AGENTCTL_TOKEN_FILE": "set later",
+            "AGENTCTL_TRUST_DIR": "set later",
+        }
+        store = {
+            "COORDINATION_STORE": settings.store,
+            "COORDINATION_HOST": _LOOPBACK,
+            "COORDINATION_PORT": str(coordination),
+            "COORDINATION_DATA_DIR": str(state.data),
+            "AGENTCTL_TLS_DIR": "set later",
+        }
+        if settings.database_file:
+            store["COORDINATION_DATABASE_FILE"] = str(settings.database_file)
+        self.coordination = load(CoordinationSettings, "COORDINATION_", {**environ, **common, **store})
+        self.provider = load(
+            ProviderSettings,
+            "PROVIDER_",
+            {**environ, **common, "PROVIDER_LISTEN": f"{_LOOPBACK}:0", "PROVIDER_TLS": "true"},
+        )
+        ours = {
+            "AGENTCTL_COORDINATION_ADDRESS": self.coordination_address,
+            "AGENTCTL_TLS_DIR": str(state.identity("operator")),
+            "OPERATOR_HOST": _LOOPBACK,
+            "OPERATOR_PORT": str(ports["operator"]),
+            "OPERATOR_IDENTITY_PORT": str(identity),
+            "OPERATOR_REPLICA": "plane",  # one at a time, so none waits for the lease of the last
+            "OPERATOR_NAMESPACE": SYSTEM,
+        }
+        self.operator = load(OperatorSettings, "OPERATOR_", {**environ, **common, **ours})

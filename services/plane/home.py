@@ -1,0 +1,264 @@
+"""The local home: a whole plane on a machine that has only Python.
+
+Components run in this process and enrol as they do in a cluster; agents are child processes. One trust
+domain on loopback, all of it the person's who started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentctl.resource.v1 import resource_service_pb2_grpc as pb_grpc
+from libs import pki, telemetry
+from libs.cluster import Cluster
+from libs.cluster.local import ADMINISTRATOR as ADMINISTRATORS_ACCOUNT
+from libs.cluster.local import SYSTEM, LocalCluster, open_local
+from libs.cluster.local.runner import Runner
+from libs.enrol import enrolled
+from libs.errors import MeshError
+from libs.identity import Identity
+from libs.mesh import PLANE
+from libs.rpc.server import serving
+from libs.settings import SettingsError
+from libs.state import ADMINISTRATOR, State, write_json
+from libs.work import connect
+from services.coordination.coordinating import coordinating
+from services.operator.operating import operating
+from services.provider.providing import providing
+
+from .accounts import Accounts
+from .apart import BrokenError, Watch, line_of
+from .components import HomeSettings
+from .leftover import give_back
+from .news import Say, told
+from .ports import LOOPBACK as _LOOPBACK
+from .ports import Ports
+from .server import Resources
+from .settings import Settings
+from .usage import Usage
+
+_COMMANDS = {
+    f"agentctl-{service}": [sys.executable, "-P", "-m", f"services.{service}"]
+    for service in ("agent", "provider")
+}
+_FOREIGN = re.compile(r"(AGENTCTL|COORDINATION|OPERATOR|PLANE|AGENT|PROVIDER|OPENAI)_")
+_PASSED_ON = ("AGENTCTL_LOG_LEVEL", "OPENAI_API_KEY", "OPENAI_API_KEY_FILE")
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+_log = logging.getLogger(__name__)
+
+
+async def run(settings: Settings, environ: Mapping[str, str], say: Say) -> None:
+    """Runs the plane until SIGTERM, SIGINT or SIGHUP; a second one ends the agents at once.
+
+    SettingsError says what is wrong with the environment, BrokenError what failed, here or in a component.
+    """
+    assert settings.state_dir is not None  # Settings has checked
+    home = Home(settings, State(settings.state_dir), say)
+    task = asyncio.create_task(home.live(environ))
+    with _signals(task, home.hurry):
+        await asyncio.wait((task,))
+    if task.cancelled():
+        say("", "stopped")
+    elif isinstance(error := task.exception(), SettingsError | BrokenError):
+        raise error
+    elif error:
+        _log.error("the plane failed", exc_info=error)
+        raise BrokenError(line_of(error)) from error
+
+
+@contextmanager
+def _signals(task: asyncio.Task[None], hurry: Callable[[], None]) -> Iterator[None]:
+    """The first one cancels the task, the second hurries it. A third is as deadly as it is elsewhere."""
+    loop = asyncio.get_running_loop()
+    seen: list[None] = []
+
+    def signalled() -> None:
+        seen.append(None)
+        if len(seen) == 1:
+            task.cancel()
+        else:
+            forget()
+            hurry()
+
+    def forget() -> None:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no KeyboardInterrupt in the middle of anything
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, signalled)
+    try:
+        yield
+    finally:
+        forget()
+
+
+class Home:
+    """A plane in its state folder."""
+
+    def __init__(self, settings: Settings, state: State, say: Say) -> None:
+        self._settings = settings
+        self._state = state
+        self._say = say
+        self._watch = Watch()
+        self._runner: Runner | None = None
+
+    def hurry(self) -> None:
+        """Ends all agents at once; for a stop that takes somebody too long."""
+        self._say("", "stopping at once")
+        if self._runner:
+            self._runner.hurry()
+
+    async def live(self, environ: Mapping[str, str]) -> None:
+        """Runs everything until cancelled or until a component fails (BrokenError); then stops in order."""
+        state, say = self._state, self._say
+        async with AsyncExitStack() as stack:
+            cluster = await stack.enter_async_context(open_local(state.objects))
+            state.endpoints.unlink(missing_ok=True)  # of one that was killed
+            ports = Ports(state.ports, self._settings.port)
+            components = HomeSettings(self._settings, state, environ, ports)
+            runner = Runner(cluster, state.objects, commands=_COMMANDS, environment=_passed_on(environ))
+            endpoints = await self._start(cluster, components, runner, ports, stack)
+            ports.keep()
+            stack.callback(state.endpoints.unlink, missing_ok=True)
+            await stack.enter_async_context(self._watch.apart("agents", _running(runner)))
+            self._runner = runner
+            await stack.enter_async_context(told(cluster, say))
+            await _apply(cluster, self._settings.manifests, say)
+            write_json(state.endpoints, endpoints)
+            say("", _welcome(endpoints, state))
+            try:
+                raise await self._watch.broken()
+            finally:
+                say("", "stopping: agents finish or give back what they hold (Ctrl-C again: at once)")
+
+    async def _start(
+        self,
+        cluster: LocalCluster,
+        components: HomeSettings,
+        runner: Runner,
+        ports: Ports,
+        stack: AsyncExitStack,
+    ) -> dict[str, str]:
+        """Everything but the agents; where it listens."""
+        say, apart = self._say, self._watch.apart
+        accounts = Accounts(cluster, SYSTEM, self._state.folder, self._state.folder / "identities")
+        accounts.identity_address = components.identity_address
+        await stack.enter_async_context(
+            accounts.mounted(["coordination", "provider", "plane", ADMINISTRATORS_ACCOUNT])
+        )
+        operator = replace(components.operator, stand_in_url=f"https://localhost:{ports['provider']}/v1")
+        operates = await stack.enter_async_context(apart("operator", operating(operator, cluster)))
+        await operates.cache.synced()
+        await runner.sweep()  # seen by the operator: what agents of a killed plane held is given back now
+        say("operator", f"ready at {_LOOPBACK}:{operator.port}")
+        coordination = replace(components.coordination, **_fields(accounts, "coordination"))
+        served = await stack.enter_async_context(apart("coordination", coordinating(coordination)))
+        say("coordination", f"ready at {served.address}")
+        provider = replace(components.provider, listen=f"{_LOOPBACK}:{ports['provider']}")
+        await stack.enter_async_context(
+            apart("provider", providing(provider, accounts.credentials("provider")))
+        )
+        say("provider", f"a stand-in that is no model, ready at {operator.stand_in_url}")
+        plane = await stack.enter_async_context(enrolled(accounts.credentials("plane"), "plane"))
+        address = await stack.enter_async_context(
+            apart("plane", _resources(cluster, plane, self._settings, ports["plane"]))
+        )
+        administrator = await stack.enter_async_context(
+            enrolled(accounts.credentials(ADMINISTRATORS_ACCOUNT), administrator=True)
+        )
+        if self._settings.store == "embedded":  # another one may serve other planes
+            async with connect(served.address, administrator) as client:
+                if count := await give_back(client.stub):
+                    say("", f"{count} items that agents of a killed plane held are given back")
+        return {
+            "plane": address,
+            "coordination": served.address,
+            "operator": f"{_LOOPBACK}:{operator.port}",
+            "identity": components.identity_address,
+            "domain": pki.own(administrator).domain,
+            "tls_dir": str(self._state.identity(ADMINISTRATOR)),
+        }
+
+
+@asynccontextmanager
+async def _running(runner: Runner) -> AsyncIterator[None]:
+    """Agents, while the block runs; they have ended, within their grace, when it is left."""
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(runner.run())
+        yield
+        running.cancel()
+
+
+@asynccontextmanager
+async def _resources(
+    cluster: LocalCluster, identity: Identity, settings: Settings, port: int
+) -> AsyncIterator[str]:
+    servicer = Resources(cluster, Usage(cluster))
+    async with (
+        serving(
+            PLANE,
+            identity,
+            lambda server: pb_grpc.add_ResourceServiceServicer_to_server(servicer, server),
+            port=port,
+            front=settings.front,
+        ) as served,
+        telemetry.plain_port(settings.metrics_port, _always),
+    ):
+        yield served.address
+
+
+async def _always() -> None:
+    """Ready: what runs here is ready before the port answers."""
+
+
+async def _apply(cluster: Cluster, manifests: tuple[str, ...], say: Say) -> None:
+    for path in manifests:
+        for thing in filter(None, yaml.safe_load_all(Path(path).read_text())):  # noqa: ASYNC240  (at the start)
+            try:
+                await cluster.apply(thing, "agentctl")
+            except MeshError as error:
+                say(path, f"{thing.get('kind')} {thing.get('metadata', {}).get('name')}: {error}")
+
+
+def _fields(accounts: Accounts, account: str) -> dict[str, Any]:
+    credentials = accounts.credentials(account)
+    return {
+        "tls_dir": credentials.tls_dir,
+        "token_file": credentials.token_file,
+        "trust_dir": credentials.trust_dir,
+        "identity_address": credentials.identity_address,
+    }
+
+
+def _passed_on(environ: Mapping[str, str]) -> dict[str, str]:
+    """The person's environment, less the settings of components."""
+    return {name: text for name, text in environ.items() if name in _PASSED_ON or not _FOREIGN.match(name)}
+
+
+def _welcome(endpoints: Mapping[str, str], state: State) -> str:
+    return f"""
+The plane is up. Its log: {state.log}
+
+  agentctl apply -f examples/summarize.yaml              a fleet of agents from one manifest
+  agentctl work submit demo/summarize FILES... --wait    work for it, and results
+  agentctl tree -n demo                                  who runs, and how they are
+  agentctl top -n demo                                   what they use
+
+  grpcurl -cacert {endpoints["tls_dir"]}/ca.crt -cert {endpoints["tls_dir"]}/tls.crt \\
+    -key {endpoints["tls_dir"]}/tls.key -authority plane.cp.{endpoints["domain"]} {endpoints["plane"]} list
+
+Ctrl-C stops it.
+"""

@@ -1,0 +1,10 @@
+"""Which loop async tests run on."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"

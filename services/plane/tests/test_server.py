@@ -1,0 +1,197 @@
+"""ResourceService over mTLS, in front of a real local cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from google.protobuf.struct_pb2 import Struct
+
+from agentctl.resource.v1 import resource_service_pb2 as pb
+from agentctl.resource.v1 import resource_service_pb2_grpc as pb_grpc
+from libs.cluster.kinds import CONFIG_MAP, POD
+from libs.cluster.local import LocalCluster, open_local
+from libs.documents import document_of, struct_of
+from libs.errors import DeniedError, InvalidError, NotFoundError
+from libs.mesh import PLANE
+from libs.rpc.client import dial
+from libs.rpc.server import serving
+from libs.testing.ca import authority, identity
+
+from ..server import Resources
+from ..usage import Usage
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
+    async with open_local(tmp_path / "objects") as opened:
+        for name in ("demo", "other"):
+            await opened.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        yield opened
+
+
+@pytest.fixture
+async def stub_of(cluster: LocalCluster, tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
+    """Stubs by SPIFFE path of the caller."""
+    servicer = Resources(cluster, Usage(cluster))
+    async with AsyncExitStack() as stack:
+        up = await stack.enter_async_context(
+            serving(
+                PLANE,
+                identity(authority(), tmp_path, "/cp/plane"),
+                lambda server: pb_grpc.add_ResourceServiceServicer_to_server(servicer, server),
+            )
+        )
+
+        async def stub(path: str = "/user/ann") -> object:
+            channel = await stack.enter_async_context(
+                dial(PLANE, up.address, identity(authority(), tmp_path, path))
+            )
+            return pb_grpc.ResourceServiceStub(channel)
+
+        yield stub
+
+
+def config(name: str, namespace: str = "demo", **data: str) -> Struct:
+    metadata = {"name": name, "namespace": namespace, "labels": {"of": "test"}}
+    return struct_of({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+
+
+async def test_apply_creates_configures_and_leaves_alone(stub_of):
+    stub = await stub_of()
+    first = await stub.Apply(pb.ApplyRequest(object=config("c", a="1", b="2")))
+    assert (first.created, first.changed) == (True, True)
+    again = await stub.Apply(pb.ApplyRequest(object=config("c", a="1", b="2")))
+    assert (again.created, again.changed) == (False, False)
+    changed = await stub.Apply(pb.ApplyRequest(object=config("c", a="3")))
+    assert (changed.created, changed.changed) == (False, True)
+    found = await stub.Get(pb.GetRequest(kind="cm", namespace="demo", name="c"))
+    assert document_of(found.object)["data"] == {"a": "3"}
+
+
+async def test_a_dry_run_changes_nothing(stub_of):
+    stub = await stub_of()
+    said = await stub.Apply(pb.ApplyRequest(object=config("c", a="1"), dry_run=True))
+    assert said.created
+    with pytest.raises(NotFoundError):
+        await stub.Get(pb.GetRequest(kind="ConfigMap", namespace="demo", name="c"))
+
+
+async def test_lists_come_in_pages_and_by_label(stub_of):
+    stub = await stub_of()
+    for number in range(7):
+        await stub.Apply(pb.ApplyRequest(object=config(f"c{number}")))
+    names, token = [], ""
+    while True:
+        page = await stub.List(
+            pb.ListRequest(
+                kind="configmaps", namespace="demo", label_selector="of=test", page_size=3, page_token=token
+            )
+        )
+        names += [document_of(each)["metadata"]["name"] for each in page.objects]
+        token = page.next_page_token
+        if not token:
+            break
+    assert names == [f"c{number}" for number in range(7)]
+
+
+async def test_a_watch_goes_on_from_a_list(stub_of):
+    stub = await stub_of()
+    listed = await stub.List(pb.ListRequest(kind="ConfigMap", namespace="demo"))
+    await stub.Apply(pb.ApplyRequest(object=config("c", a="1")))
+    await stub.Apply(pb.ApplyRequest(object=config("elsewhere", namespace="other")))
+    await stub.Delete(pb.DeleteRequest(kind="ConfigMap", namespace="demo", name="c"))
+    seen = []
+    watch = stub.Watch(pb.WatchRequest(kind="ConfigMap", namespace="demo", revision=listed.revision))
+    async with asyncio.timeout(10):
+        async for change in watch:
+            if change.type != pb.CHANGE_TYPE_BOOKMARK:
+                seen.append((change.type, document_of(change.object)["metadata"]["name"]))
+            if len(seen) == 2:
+                break
+    assert seen == [(pb.CHANGE_TYPE_ADDED, "c"), (pb.CHANGE_TYPE_DELETED, "c")]
+
+
+@pytest.mark.parametrize(
+    ("thing", "field"),
+    [
+        ({"kind": "ConfigMap", "metadata": {"name": "c", "namespace": "demo"}}, "apiVersion"),
+        ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "demo"}}, "metadata.name"),
+        ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}, "metadata.namespace"),
+        ({"apiVersion": "v2", "kind": "ConfigMap", "metadata": {"name": "c", "namespace": "demo"}}, "kind"),
+        ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": "c"}, "metadata.name"),
+    ],
+)
+async def test_a_malformed_object_names_the_field(stub_of, thing, field):
+    stub = await stub_of()
+    with pytest.raises(InvalidError) as raised:
+        await stub.Apply(pb.ApplyRequest(object=struct_of(thing)))
+    assert field in raised.value.violations
+
+
+async def test_people_do_not_write_what_the_plane_makes(stub_of, cluster):
+    stub = await stub_of()
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "demo"}}
+    pod["spec"] = {"containers": [{"name": "c", "image": "i"}]}
+    with pytest.raises(DeniedError, match="Pod objects are made by the plane"):
+        await stub.Apply(pb.ApplyRequest(object=struct_of(pod)))
+    await cluster.create(pod)
+    with pytest.raises(DeniedError):
+        await stub.Delete(pb.DeleteRequest(kind="pod", namespace="demo", name="p"))
+    assert await cluster.get(POD, "demo", "p")
+    with pytest.raises(InvalidError, match="agentctl-"):
+        await stub.Apply(pb.ApplyRequest(object=config("c"), field_manager="agentctl-operator"))
+
+
+async def test_a_user_of_one_namespace_sees_no_other(stub_of):
+    ann, bob = await stub_of("/user/ann"), await stub_of("/ns/other/user/bob")
+    await ann.Apply(pb.ApplyRequest(object=config("c", a="1")))
+    await ann.Apply(pb.ApplyRequest(object=config("mine", namespace="other")))
+    with pytest.raises(NotFoundError):
+        await bob.Get(pb.GetRequest(kind="ConfigMap", namespace="demo", name="c"))
+    with pytest.raises(NotFoundError):
+        await bob.Apply(pb.ApplyRequest(object=config("c", a="2")))
+    with pytest.raises(NotFoundError):
+        await bob.Delete(pb.DeleteRequest(kind="ConfigMap", namespace="demo", name="c"))
+    with pytest.raises(NotFoundError):
+        await bob.CreateToken(
+            pb.CreateTokenRequest(namespace="demo", service_account="default", audience="x")
+        )
+    with pytest.raises(NotFoundError):
+        async for _ in bob.GetLogs(pb.GetLogsRequest(namespace="demo", pod="p")):
+            pass
+    with pytest.raises(NotFoundError):
+        await bob.Apply(
+            pb.ApplyRequest(
+                object=struct_of({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "new"}})
+            )
+        )
+    seen = await bob.List(pb.ListRequest(kind="ConfigMap", label_selector="of=test"))
+    assert [document_of(each)["metadata"]["name"] for each in seen.objects] == ["mine"]
+
+
+async def test_whole_numbers_stay_whole(cluster, stub_of):
+    stub = await stub_of()
+    await cluster.create(
+        {
+            "apiVersion": CONFIG_MAP.api_version,
+            "kind": "ConfigMap",
+            "metadata": {"name": "n", "namespace": "demo", "annotations": {}, "generation": 7},
+        }
+    )
+    found = document_of((await stub.Get(pb.GetRequest(kind="cm", namespace="demo", name="n"))).object)
+    assert all(not isinstance(value, float) for value in found["metadata"].values())
+
+
+async def test_a_token_is_for_a_service_account(cluster, stub_of):
+    stub = await stub_of()
+    request = pb.CreateTokenRequest(namespace="demo", service_account="default", audience="somebody")
+    token = (await stub.CreateToken(request)).token
+    bearer = await cluster.review_token(token, "somebody")
+    assert (bearer.service_account, bearer.pod) == (("demo", "default"), "")
+    request.lifetime.FromSeconds(5)
+    with pytest.raises(InvalidError, match="10 minutes to 24 hours"):
+        await stub.CreateToken(request)
