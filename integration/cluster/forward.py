@@ -46,6 +46,8 @@ async def _forward(listener: socket.socket, host: str, port: int) -> None:
 
 def main(port: str, netns: str, host: str, target: str) -> None:
     listener = socket.create_server(("127.0.0.1", int(port)), backlog=256)
+    # Connections inherit it; asyncio sets it only where a socket names its protocol, and this one does not.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _join(netns)
     asyncio.run(_forward(listener, host, int(target)))
 

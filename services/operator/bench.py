@@ -170,13 +170,16 @@ class Agents:
         }  # fmt: skip
 
 
-async def measure(agents: Agents, subject: Subject, count: int, changes: int) -> str:
+async def measure(agents: Agents, subject: Subject, count: int, changes: int, rest: float) -> str:
     """A row of the table."""
     await agents.grow(count)
     order = [number % count for number in range(changes)]
     random.Random(1).shuffle(order)
     before = await subject.settled()
-    times = [await agents.change(number) for number in order]
+    times = []
+    for number in order:
+        times.append(await agents.change(number))
+        await asyncio.sleep(rest)  # what a change sets off elsewhere in the cluster is over before the next
     after = await subject.sample()
     applied = statistics.quantiles((took for _, took in times), n=20)
     bare = statistics.median(answered for answered, _ in times)
@@ -242,7 +245,9 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def run(kubeconfig: Path, counts: Sequence[int], changes: int, idle_seconds: float) -> None:
+async def run(
+    kubeconfig: Path, counts: Sequence[int], changes: int, rest: float, idle_seconds: float
+) -> None:
     names = [f"op-bench-{uuid.uuid4().hex[:6]}-{part}" for part in ("system", "agents")]
     async with connect(kubeconfig) as cluster, anyio.create_task_group() as group:
         try:
@@ -253,13 +258,15 @@ async def run(kubeconfig: Path, counts: Sequence[int], changes: int, idle_second
             group.start_soon(agents.informer.run)
             with tempfile.TemporaryDirectory() as folder:
                 async with _operator(kubeconfig, names[0], names[1], Path(folder)) as subject:
-                    _say(f"{await cluster.version()}; {changes} changes a row, one at a time; milliseconds")
+                    _say(
+                        f"{await cluster.version()}; {changes} changes a row, {rest:g} s apart; milliseconds"
+                    )
                     _say(
                         "objects one apply  pass p50  pass p95 applied p50 applied p95"
                         " writes/ch passes/ch  CPU/pass RSS, MiB"
                     )
                     for count in counts:
-                        _say(await measure(agents, subject, count, changes))
+                        _say(await measure(agents, subject, count, changes, rest))
                     if idle_seconds:
                         _say(await idle(subject, idle_seconds))
         finally:
@@ -279,10 +286,11 @@ def main() -> None:
     parser.add_argument("--kubeconfig", type=Path, required=True)
     parser.add_argument("--objects", default="1,10,100,1000", help="how many Agents there are, row by row")
     parser.add_argument("--changes", type=int, default=200, help="of each row")
+    parser.add_argument("--rest", type=float, default=0.1, help="seconds between two changes")
     parser.add_argument("--idle", type=float, default=60, help="seconds; 0: not measured")
     given = parser.parse_args()
     counts = [int(count) for count in given.objects.split(",")]
-    asyncio.run(run(given.kubeconfig, counts, given.changes, given.idle))
+    asyncio.run(run(given.kubeconfig, counts, given.changes, given.rest, given.idle))
 
 
 if __name__ == "__main__":
