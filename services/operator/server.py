@@ -10,11 +10,11 @@ from agentctl.operator.v1 import operator_service_pb2_grpc as pb_grpc
 from libs.cluster import Cluster, Object
 from libs.cluster.kinds import LEASE
 from libs.cluster.lease import NotLeadingError
+from libs.documents import document_of, struct_of
 from libs.errors import InvalidError, NotFoundError, UnavailableError
 from libs.identity import Principal
 from libs.rpc.call import Call
 
-from . import wire
 from .cache import OWNERS, Cache
 from .controller import Controller
 from .key import Key
@@ -53,12 +53,12 @@ class OperatorServer(pb_grpc.OperatorServiceServicer):
         self._namespace = namespace
 
     async def Render(self, request: pb.RenderRequest, context: object) -> pb.RenderResponse:
-        thing = self._declared(wire.object_of(request.object), context)
+        thing = self._declared(document_of(request.object), context)
         preview = self._reconciler.preview(thing)
         return pb.RenderResponse(
             objects=[
                 pb.RenderedObject(
-                    object=wire.struct_of(step.thing), action=_ACTIONS[step.action], reason=step.reason
+                    object=struct_of(step.thing), action=_ACTIONS[step.action], reason=step.reason
                 )
                 for step in preview.steps
             ],

@@ -12,10 +12,10 @@ import pytest
 from agentctl.operator.v1 import operator_service_pb2 as pb
 from agentctl.operator.v1.operator_service_pb2_grpc import OperatorServiceStub
 from libs.cluster.kinds import AGENT, CRON_JOB, DEPLOYMENT
+from libs.documents import document_of, struct_of
 from libs.errors import DeniedError, InvalidError, NotFoundError, UnavailableError
 from libs.mesh import OPERATOR
 from libs.testing.mesh import Mesh
-from services.operator import wire
 from services.operator.operating import Operator, answering
 
 from .world import Counting, World
@@ -36,7 +36,7 @@ async def served(
 
 
 def _render(thing: dict[str, Any]) -> pb.RenderRequest:
-    return pb.RenderRequest(object=wire.struct_of(thing))
+    return pb.RenderRequest(object=struct_of(thing))
 
 
 async def test_render_says_what_would_be_made_of_an_object_that_is_not_there(local: World):
@@ -44,7 +44,7 @@ async def test_render_says_what_would_be_made_of_an_object_that_is_not_there(loc
     async with served(local, cluster=counting) as (stub, _):
         answer = await stub.Render(_render(local.agent("new", "schedule")))
     assert [each.action for each in answer.objects] == [pb.RENDER_ACTION_CREATE]
-    made = wire.object_of(answer.objects[0].object)
+    made = document_of(answer.objects[0].object)
     assert made["kind"] == "CronJob"
     assert made["spec"]["schedule"] == "0 * * * *"
     assert counting.writes == []
@@ -58,7 +58,7 @@ async def test_render_says_what_a_change_would_do_to_what_is_there(local: World)
 
         async def actions(thing: dict[str, Any]) -> dict[str, int]:
             answer = await stub.Render(_render(thing))
-            return {wire.object_of(each.object)["kind"]: each.action for each in answer.objects}
+            return {document_of(each.object)["kind"]: each.action for each in answer.objects}
 
         there = {"kind": "Agent", "metadata": {"name": "x", "namespace": local.namespace}}
         assert await actions(there) == {"CronJob": pb.RENDER_ACTION_NONE}
@@ -134,7 +134,7 @@ async def test_a_user_sees_its_own_namespace_only(local: World):
         with pytest.raises(NotFoundError):
             await stub.Reconcile(pb.ReconcileRequest(kind="Agent", namespace="elsewhere", name="x"))
         answer = await stub.Render(_render(local.agent("mine")))
-        assert wire.object_of(answer.objects[0].object)["kind"] == DEPLOYMENT.name
+        assert document_of(answer.objects[0].object)["kind"] == DEPLOYMENT.name
 
 
 async def test_an_agent_may_ask_nothing(local: World):
