@@ -44,13 +44,21 @@ def _found(pid: int, data: Path) -> psutil.Process | None:
     return None
 
 
+def goes_on(process: psutil.Process) -> bool:
+    """Whether it is still that process, and more of it than its exit code."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def ends(process: psutil.Process, number: signal.Signals, within: float) -> bool:
     """Send that, and see whether the process ends in time."""
     deadline = time.monotonic() + within
     with suppress(psutil.NoSuchProcess):
         process.send_signal(number)
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL_SECONDS)
+    while goes_on(process):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
     return True

@@ -22,7 +22,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from .account import Account, StartError
-from .postmaster import Postmaster, ends
+from .postmaster import Postmaster, ends, goes_on
 
 _log = logging.getLogger(__name__)
 
@@ -180,6 +180,8 @@ class _Server:
         return _dsn(found)
 
     def was_killed(self) -> bool:
+        if self._process is not None and goes_on(self._process):  # asked each second: the cheap way first
+            return False
         found = Postmaster.of(self.data)
         return found is not None and found.process is None
 

@@ -218,11 +218,14 @@ class Store(ABC):
     @abstractmethod
     async def run(self) -> None:
         """Expire leases and lifetimes, ready what was delayed, drop what retention allows: each within
-        250 ms of its time, waking waiters, until cancelled. Time in which no replica could do so
+        250 ms of its time (500 ms, if the replica that made the change died right after it, or lost the
+        answer), waking waiters, until cancelled. Time in which no replica could do so
         (an outage, a frozen process) is added to every lease that was live when it began, and an expiry
         that overlaps it gives the attempt back.
         """
 
     @abstractmethod
     async def check(self) -> None:
-        """Raise UnavailableError, naming the reason, unless the store can commit now."""
+        """Raise UnavailableError, naming the reason, unless the store can commit: it did so within the last
+        second and nothing else was heard since.
+        """

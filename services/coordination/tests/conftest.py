@@ -14,6 +14,8 @@ from uuid import uuid4
 import anyio
 import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from libs.postgres import embedded
 
@@ -264,6 +266,16 @@ async def two_stores(wakes: Wakes, dsn: str) -> AsyncIterator[tuple[Store, Store
     """Two replicas on one database; `wakes` hears both. Opened once: that takes longer than most tests."""
     async with opened(dsn, wakes) as a, opened(dsn, wakes) as b:
         yield a, b
+
+
+@pytest.fixture
+async def own(dsn: str) -> AsyncIterator[str]:
+    """A database of this test alone, since it is not treated well."""
+    name = f"t{uuid4().hex[:12]}"
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        await connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        yield make_conninfo(dsn, dbname=name)
+        await connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
 @pytest.fixture

@@ -8,13 +8,11 @@ import signal
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import anyio
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 from libs.errors import UnavailableError
 from libs.postgres import embedded
@@ -24,16 +22,6 @@ from ..work import AckOrder, ClaimOrder, Held, NewItem, State, Submitted
 from .conftest import ALL, ANNA, Queue, Wakes, data_folder, item, opened, until, worker
 
 pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture
-async def own(dsn):
-    """A database of this test alone, since it is not treated well."""
-    name = f"t{uuid4().hex[:12]}"
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        await connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-        yield make_conninfo(dsn, dbname=name)
-        await connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
 @pytest.fixture

@@ -13,8 +13,6 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 from ..store.postgres import PostgresStore
 from ..work import AckOrder, FailOrder, ItemFilter, Lease, NewItem
@@ -24,16 +22,6 @@ pytestmark = pytest.mark.postgres
 
 _SCANS = "select sum(seq_scan) from pg_stat_user_tables where relname ~ '^(item|settled|dedupe)'"
 _READ = "select indexrelname, idx_tup_read from pg_stat_user_indexes where relname ~ '^(item|settled|dedupe)'"
-
-
-@pytest.fixture
-async def own(dsn):
-    """A database of this test alone, never analysed."""
-    name = f"t{uuid4().hex[:12]}"
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        await connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-        yield make_conninfo(dsn, dbname=name)
-        await connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
 async def touched(store, database) -> tuple[int, Counter[str]]:

@@ -76,7 +76,7 @@ class PostgresStore(Store):
         self._submit = verbs.submit(self._woken)
         self._claim = verbs.claim(self._woken, self._lows, self._undo)
         self._ack = verbs.ack(self._woken)
-        self._renew = verbs.renew(self._woken)
+        self._renew = verbs.renew(self._upkeep.stir)
         self._fail = verbs.fail(self._woken)
         self._release = verbs.release(self._woken, undo=False)
         self._take_back = verbs.release(self._woken, undo=True)
@@ -116,6 +116,7 @@ class PostgresStore(Store):
 
     def _woken(self, queue: str, n: int, lowest: int | None) -> None:
         """A change of ours has committed."""
+        self._upkeep.stir()
         self._lower(queue, lowest)
         self._wakes.tell(queue, n, lowest)
         self._wake(queue, n)
@@ -390,9 +391,10 @@ class PostgresStore(Store):
         await self._upkeep.run()
 
     async def check(self) -> None:
-        await self._direct("select pg_current_xact_id()::text from beat", ())
         if (reason := self._upkeep.trouble) is not None:
             raise UnavailableError(reason)
+        if not self._upkeep.proven:
+            await self._direct("select pg_current_xact_id()::text from beat", ())
 
 
 def _space(queue: str) -> str:

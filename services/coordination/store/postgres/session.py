@@ -153,6 +153,11 @@ class Link:
         finally:
             timer.cancel()
 
+    @property
+    def calm(self) -> bool:
+        """Whether there is a connection, and nothing to be heard on it: not even its end."""
+        return self._connection is not None and not self._poll.poll(0)
+
     async def drop(self) -> None:
         """Give the connection up."""
         connection, self._connection = self._connection, None

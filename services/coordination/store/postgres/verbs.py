@@ -286,13 +286,16 @@ def ack(woken: Woken) -> Verb[Acked, LeaseVerdict]:
 Renewed = tuple[str, Lease, int | None]
 
 
-def renew(woken: Woken) -> Verb[Renewed, LeaseVerdict]:
+def renew(changed: Callable[[], None]) -> Verb[Renewed, LeaseVerdict]:
+    """`changed`: ends of leases, which may have come nearer."""
+
     def encode(entries: list[Renewed]) -> Sequence[object]:
         return (*_leases([entry[:2] for entry in entries]), int8s([lease_ms for _, _, lease_ms in entries]))
 
     def decode(entries: list[Renewed], found: list[Any]) -> list[LeaseVerdict]:
         verdicts = [OK] * len(entries)
-        for row in wakes(found, woken):
+        changed()
+        for row in found:
             verdicts[row[0] - 1] = replace(rows.verdict(row), expires_in_ms=row[4])
         return verdicts
 

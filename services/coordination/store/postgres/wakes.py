@@ -90,6 +90,8 @@ class Wakes:
             try:
                 connection = await connect(self._conninfo)
                 try:
+                    # Those that come with an answer.
+                    connection.add_notify_handler(lambda notify: self._note(notify.payload))
                     await command(connection, "listen coordination")
                     self._heard("", 0, None)
                     pause = 0.05
@@ -106,11 +108,41 @@ class Wakes:
 
     async def _hear(self, connection: AsyncConnection[Any]) -> None:
         while True:
-            async for notify in connection.notifies(timeout=PROBE_SECONDS):
-                speaker, *lines = notify.payload.split("\n")
-                if speaker == self._me:
-                    continue
-                for line in lines:
-                    queue, n, lowest = line.split(" ")
-                    self._heard(queue, int(n), int(lowest) if lowest else None)
+            await self._quiet(connection)
             await command(connection, "select 1", within=PROBE_SECONDS)  # a dead connection is silent too
+
+    async def _quiet(self, connection: AsyncConnection[Any]) -> None:
+        """Hear what comes, until it is time to ask or the connection is lost. The driver's own iterator would
+        look ten times a second.
+        """
+        loop = asyncio.get_running_loop()
+        pgconn, socket = connection.pgconn, connection.fileno()
+        lost = asyncio.Event()
+
+        def read() -> None:
+            try:
+                pgconn.consume_input()
+            except psycopg.Error:
+                loop.remove_reader(socket)  # at once: its number may soon be another connection's
+                lost.set()
+                return
+            while (notify := pgconn.notifies()) is not None:
+                self._note(notify.extra.decode())
+
+        loop.add_reader(socket, read)
+        read()  # what came with the last answer
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_SECONDS):
+                    await lost.wait()
+        finally:
+            if not lost.is_set():
+                loop.remove_reader(socket)
+
+    def _note(self, payload: str) -> None:
+        speaker, *lines = payload.split("\n")
+        if speaker == self._me:
+            return
+        for line in lines:
+            queue, n, lowest = line.split(" ")
+            self._heard(queue, int(n), int(lowest) if lowest else None)
