@@ -24,11 +24,6 @@ from libs import telemetry
 from libs.errors import UnavailableError
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio", {"use_uvloop": True}
-
-
 def line(message="hello", *, exc_info=None, **extra):
     record = logging.getLogger("demo").makeRecord(
         "demo", logging.WARNING, "file.py", 1, message, (), exc_info, extra=extra

@@ -17,11 +17,6 @@ from .fake import FakeCoordination
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 def serve(tmp_path):
     """`async with serve(fake) as target`: the fake on a loopback port, and an administrator's way to it."""
     authority = ca.authority()

@@ -17,6 +17,8 @@ from loadgen.tally import Client
 
 from .fake import fake_coordination
 
+pytestmark = pytest.mark.processes
+
 STORES = [Engine.MEMORY, pytest.param(Engine.POSTGRES, marks=pytest.mark.postgres)]
 
 

@@ -6,7 +6,8 @@ The same files under the same names, kept fresh: tokens well before they end, th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -21,12 +22,24 @@ _AUDIENCE = "agentctl-identity"
 _BUNDLE = "agentctl-trust"
 _TOKEN_SECONDS = 3600
 _RENEWAL_SECONDS = _TOKEN_SECONDS * 0.6
+_RETRY_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
 
 
 class Accounts:
     """ServiceAccounts of the system namespace, as files below a folder."""
 
-    def __init__(self, cluster: Cluster, namespace: str, folder: Path, identities: Path) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        namespace: str,
+        folder: Path,
+        identities: Path,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._sleep = sleep
         self._cluster = cluster
         self._namespace = namespace
         self._tokens = folder / "tokens"
@@ -67,9 +80,14 @@ class Accounts:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _renew(self, accounts: Sequence[str]) -> None:
+        pause = _RENEWAL_SECONDS
         while True:
-            await asyncio.sleep(_RENEWAL_SECONDS)
-            await self._write_tokens(accounts)
+            await self._sleep(pause)
+            # As a value: whatever it was, the next try may do, and without a token a component ends.
+            (error,) = await asyncio.gather(self._write_tokens(accounts), return_exceptions=True)
+            if error is not None:
+                _log.error("the tokens of %s are not renewed", ", ".join(accounts), exc_info=error)
+            pause = _RETRY_SECONDS if error else _RENEWAL_SECONDS
 
     async def _write_tokens(self, accounts: Sequence[str]) -> None:
         for account in accounts:

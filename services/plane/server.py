@@ -29,6 +29,7 @@ WRITABLE = (*OURS, NAMESPACE, CONFIG_MAP, SECRET, SERVICE_ACCOUNT)
 """The kinds that people may apply and delete; the others are made by the plane."""
 
 _MANAGER = "agentctl"
+_SCALE = "agentctl-scale"  # a person's, by `agentctl scale`
 _MOST_OBJECTS = 500
 _TOKEN_SECONDS, _SHORTEST_TOKEN, _LONGEST_TOKEN = 3600, 600, 86400
 _CHANGES = {
@@ -51,7 +52,7 @@ class Resources(pb_grpc.ResourceServiceServicer):
         kind, namespace, name = _target(thing)
         _check(_caller(context), kind, namespace)
         _check_writable(kind)
-        if request.field_manager.startswith("agentctl-"):
+        if request.field_manager.startswith("agentctl-") and request.field_manager != _SCALE:
             raise InvalidError(
                 violations={"field_manager": "names that begin with agentctl- are the plane's"}
             )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,25 +14,13 @@ from libs.work import Client, connect
 from .fake import FakeCoordination
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    return "asyncio", {"use_uvloop": True}
-
-
-@pytest.fixture(scope="module")
-async def one_loop() -> AsyncIterator[None]:
-    """grpc hands the end of a cancelled call to its loop a little later, so a loop outlives its tests."""
-    yield
-    await asyncio.sleep(0.1)
-
-
 @pytest.fixture
 def server() -> FakeCoordination:
     return FakeCoordination()  # type: ignore[abstract]  # what it lacks is UNIMPLEMENTED
 
 
 @pytest.fixture
-async def client(one_loop: None, server: FakeCoordination, tmp_path: Path) -> AsyncIterator[Client]:
+async def client(server: FakeCoordination, tmp_path: Path) -> AsyncIterator[Client]:
     mesh = Mesh(tmp_path)
 
     def register(to):

@@ -10,11 +10,6 @@ import pytest
 from loadgen.verify.proxy import Proxy
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 @asynccontextmanager
 async def echoing():
     """A proxy before a server that answers what it is told."""

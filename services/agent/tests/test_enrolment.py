@@ -22,11 +22,6 @@ ENVIRONMENT = {
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 def plane(tmp_path):
     return Plane(Issuer(new_authority()), tmp_path)
 

@@ -37,11 +37,6 @@ SETTINGS = Settings(
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@pytest.fixture
-def anyio_backend():
-    return ("asyncio", {"use_uvloop": True})
-
-
 @asynccontextmanager
 async def agent(
     folder: Path, coordination: Coordination, answer: Answer | None, settings: Settings = SETTINGS

@@ -23,11 +23,6 @@ REPLY = {"choices": [{"message": {"content": "Short."}, "finish_reason": "stop"}
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 @asynccontextmanager
 async def endpoint(
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]],

@@ -16,11 +16,6 @@ from services.agent import model
 from services.agent.run import Failure
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 @asynccontextmanager
 async def endpoint(identity):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

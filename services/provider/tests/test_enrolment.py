@@ -16,11 +16,6 @@ ENVIRONMENT = {"PROVIDER_LISTEN": "127.0.0.1:0", "PROVIDER_TLS": "true"}
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 def plane(tmp_path):
     return Plane(Issuer(new_authority()), tmp_path)
 

@@ -31,11 +31,6 @@ ASK: list[ChatCompletionMessageParam] = [
 ]
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 @asynccontextmanager
 async def serving(**settings: Any) -> AsyncIterator[str]:
     runner = web.AppRunner(

@@ -19,11 +19,6 @@ from services.provider.tls import presented
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 def identity(tmp_path):
     return ca.identity(ca.authority(), tmp_path, "/cp/provider", dns_names=["localhost"])
 
