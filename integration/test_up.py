@@ -31,7 +31,8 @@ from libs.resources.tests.bad_manifests import BAD
 from libs.rpc.client import dial
 from libs.work import connect
 
-FLEET = Path(__file__).parent.parent / "examples" / "summarize.yaml"
+EXAMPLES = Path(__file__).parent.parent / "examples"
+FLEET, HELLO = EXAMPLES / "summarize.yaml", EXAMPLES / "hello.yaml"
 PATIENT = FLEET.read_text().replace("  scaling:", "  work:\n    lease: 300s\n  scaling:")
 """The fleet with leases that outlive every test: nothing here may wait for their end."""
 NAMESPACE, QUEUE = "demo", "demo/summarize"
@@ -349,6 +350,48 @@ def test_a_bad_manifest_gets_its_verdict(shared: Machine, name: str) -> None:
     found = shared.run("apply", "-f", "-", stdin=manifest)
     assert (found.returncode, found.stdout) == (1, "")
     assert verdict in found.stderr
+
+
+def test_an_agent_of_any_image_runs_once_and_again_when_it_is_told_to(shared: Machine) -> None:
+    hello = HELLO.read_text()
+    shared.done("apply", "-f", "-", stdin=hello)
+
+    def has_run(times: int) -> bool:
+        status = shared.json("get", "agent/hello", "-n", NAMESPACE).get("status", {})
+        is_over = status.get("lastRun", {}).get("outcome") == "Succeeded"
+        return is_over and bool(status["runs"] == times)
+
+    until(lambda: has_run(1), "it does not succeed")
+    assert "I was told: Say hello." in shared.done("logs", "agent/hello", "-n", NAMESPACE)
+    shared.done("apply", "-f", "-", stdin=hello.replace("runs:\n", "runs:\n    trigger: again\n"))
+    until(lambda: has_run(2), "it does not run again")
+    shared.done("delete", "-f", "-", stdin=hello.partition("---\n")[2])
+
+
+def test_an_agent_that_fails_says_its_exit_code_and_what_that_means(shared: Machine) -> None:
+    text = HELLO.read_text().replace("name: hello", "name: fails").replace("import os", "raise SystemExit(5)")
+    shared.done("apply", "-f", "-", stdin=text)
+    until(
+        lambda: "Failed" in shared.done("describe", "agent/fails", "-n", NAMESPACE),
+        "nothing is said of its failure",
+    )
+    said = shared.done("describe", "agent/fails", "-n", NAMESPACE)
+    assert "failed with exit code 5 (terminal)" in said
+    assert "exitCode: 5" in said
+    shared.done("delete", "agent/fails", "-n", NAMESPACE)
+
+
+def test_the_reference_agent_says_which_mode_it_cannot_do_yet(shared: Machine) -> None:
+    """Goes when it can: then docs/resources.md says so, too."""
+    text = HELLO.read_text().partition("  podTemplate:")[0].replace("name: hello", "name: early")
+    text = text.replace("image: python:3.12-alpine", "model: {pool: stand-in}")
+    shared.done("apply", "-f", "-", stdin=text)
+    until(
+        lambda: "exit code 2 (terminal)" in shared.done("describe", "agent/early", "-n", NAMESPACE),
+        "nothing is said of its failure",
+    )
+    assert "AGENT_MODE" in shared.done("logs", "agent/early", "-n", NAMESPACE)
+    shared.done("delete", "agent/early", "-n", NAMESPACE)
 
 
 def agent_folder(machine: Machine) -> tuple[Identity, Path]:

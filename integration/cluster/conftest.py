@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from .kubectl import SYSTEM, Kubectl
+from .operators import Post
 
 
 @pytest.fixture(scope="session")
@@ -24,10 +25,43 @@ def kubectl() -> Kubectl:
 @pytest.fixture
 def namespace(kubectl: Kubectl) -> Iterator[str]:
     """One of the test's own, which goes with all that is in it."""
-    name = f"test-{secrets.token_hex(4)}"
+    with _made(kubectl, f"test-{secrets.token_hex(4)}") as name:
+        yield name
+
+
+@pytest.fixture
+def elsewhere(kubectl: Kubectl) -> Iterator[str]:
+    """Another one."""
+    with _made(kubectl, f"test-{secrets.token_hex(4)}") as name:
+        yield name
+
+
+@pytest.fixture
+def post(kubectl: Kubectl, crds: None, namespace: str, tmp_path: Path) -> Iterator[Post]:
+    """For operators outside the cluster that act on the namespace."""
+    with _made(kubectl, f"{namespace}-system") as system:
+        yield Post(kubectl.kubeconfig, system, namespace, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def crds(kubectl: Kubectl) -> Iterator[None]:
+    """Our kinds, without anything that acts on them; removed if they were not there before."""
+    if kubectl("get", "crd", "agents.agentctl.dev", "--ignore-not-found"):
+        yield
+        return
+    with installed(kubectl, "k8s/base/crds"):
+        for plural in ("agents", "agentfleets", "modelpools", "mcpserversets"):
+            kubectl("wait", "--for=condition=Established", f"crd/{plural}.agentctl.dev", "--timeout=30s")
+        yield
+
+
+@contextmanager
+def _made(kubectl: Kubectl, name: str) -> Iterator[str]:
     kubectl("create", "namespace", name)
-    yield name
-    kubectl("delete", "namespace", name, "--timeout=120s", seconds=130)
+    try:
+        yield name
+    finally:
+        kubectl("delete", "namespace", name, "--timeout=120s", seconds=130)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ class Kubectl:
     """Bound to one kubeconfig."""
 
     def __init__(self, kubeconfig: Path) -> None:
+        self.kubeconfig = kubeconfig
         self._command = ("kubectl", "--kubeconfig", str(kubeconfig))
 
     def __call__(self, *words: str, stdin: str | None = None, seconds: float = 60) -> str:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from . import foreign
 from .fleets import fleet
 from .kubectl import SYSTEM, Kubectl, RefusedError
 
@@ -24,8 +25,9 @@ def test_deleting_the_overlay_leaves_nothing(kubectl: Kubectl, namespace: str) -
     kubectl("apply", "-k", SINGLE, seconds=120)
     try:
         kubectl.wait("condition=Available", "deployment/plane", SYSTEM)
-        kubectl.apply(*fleet(namespace))
+        kubectl.apply(*fleet(namespace), foreign.agent(namespace, "alone", "work"))
         kubectl.wait("condition=Ready", "agentfleet/summarize", namespace)
+        kubectl.wait("condition=Ready", "agent/alone", namespace)
     finally:
         kubectl("delete", "-k", SINGLE, "--ignore-not-found", "--timeout=180s", seconds=200)
     assert {name for name in names(kubectl, OF_THE_CLUSTER) if "agentctl" in name} == set()

@@ -171,6 +171,9 @@ def key_of(thing: Object) -> tuple[str, str]:
 
 
 def controller_of(thing: Object) -> Object | None:
-    """The owner reference with `controller: true`, if there is one."""
-    owners: Sequence[Object] = thing["metadata"].get("ownerReferences", ())
-    return next((owner for owner in owners if owner.get("controller")), None)
+    """The owner reference with `controller: true`, if there is one; a malformed one names nobody."""
+    owners: Sequence[Any] = thing["metadata"].get("ownerReferences") or ()
+    wanted = (owner for owner in owners if isinstance(owner, dict) and owner.get("controller") is True)
+    owner = next(wanted, None)
+    said = ("apiVersion", "kind", "name", "uid")
+    return owner if owner and all(isinstance(owner.get(key), str) for key in said) else None

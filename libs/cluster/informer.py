@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from typing import ParamSpec, TypeVar
 
 from libs.errors import MeshError
 
@@ -19,7 +20,11 @@ from . import Change, Cluster, ExpiredError, Object, key_of
 from .kinds import Kind
 
 Subscriber = Callable[[Object | None, Object | None], None]
-"""Called with (old, new): None and new if it came, old and None if it went. Its exceptions end `run`."""
+"""Called with (old, new): None and new if it came, old and None if it went. What it raises in `run` is
+logged, and everybody hears of all the rest."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _BASE = 0.2
 _CAP = 30.0
@@ -79,7 +84,7 @@ class Informer:
                 watched = self._cluster.watch(self.kind, self._namespace, self._labels, since=self._revision)
                 async for change in watched:
                     failures = 0
-                    self._take(change)
+                    await self._take(change)
                 if self._heard_at > before:
                     continue  # they end all the time
             except ExpiredError:
@@ -114,40 +119,59 @@ class Informer:
         self._heard()
         self._revision = listing.revision
         for key in [key for key in self._objects if key not in now]:
-            self._remove(self._objects[key])
+            await self._remove(self._objects[key])
         for thing in now.values():
-            self._put(thing)
+            await self._put(thing)
         self._synced.set()
 
-    def _take(self, change: Change) -> None:
+    async def _take(self, change: Change) -> None:
         self._heard()
         self._revision = change.object["metadata"]["resourceVersion"]
         if change.type == "DELETED":
-            self._remove(change.object)
+            await self._remove(change.object)
         elif change.type != "BOOKMARK":
-            self._put(change.object)
+            await self._put(change.object)
 
     def _heard(self) -> None:
         self._heard_at = self._clock()
 
-    def _put(self, thing: Object) -> None:
+    async def _put(self, thing: Object) -> None:
         if not self._whole:
             thing["metadata"].pop("managedFields", None)
         if self._keep is not None:
-            thing = self._keep(thing)
+            kept = await self._apart(thing, self._keep, thing)
+            if kept is None:
+                return
+            thing = kept
         key = key_of(thing)
         old = self._objects.get(key)
         if old is not None and old["metadata"]["uid"] != thing["metadata"]["uid"]:
-            self._remove(old)
+            await self._remove(old)
             old = None
         if old is None or old["metadata"]["resourceVersion"] != thing["metadata"]["resourceVersion"]:
             self._objects[key] = thing
-            self._tell(old, thing)
+            await self._tell(old, thing)
 
-    def _remove(self, last: Object) -> None:
+    async def _remove(self, last: Object) -> None:
         if self._objects.pop(key_of(last), None) is not None:
-            self._tell(last, None)
+            await self._tell(last, None)
 
-    def _tell(self, old: Object | None, new: Object | None) -> None:
-        for subscriber in self._subscribers:
-            subscriber(old, new)
+    async def _tell(self, old: Object | None, new: Object | None) -> None:
+        for subscriber in list(self._subscribers):  # who comes meanwhile is told by `subscribe`
+            await self._apart(new or old or {}, subscriber, old, new)
+
+    async def _apart(
+        self, thing: Object, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """What a function that was given to us makes of an object; its bug, which is logged, is no reason to
+        follow no others."""
+
+        async def asked() -> T:
+            return call(*args, **kwargs)
+
+        (outcome,) = await asyncio.gather(asked(), return_exceptions=True)
+        if isinstance(outcome, BaseException):
+            name = "/".join(key_of(thing))
+            _log.error("%s %s: a bug in who follows it", self.kind.name, name, exc_info=outcome)
+            return None
+        return outcome

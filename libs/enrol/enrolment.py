@@ -107,12 +107,16 @@ class Enrolment:
         tries = 0
         while True:
             await asyncio.sleep(_delay(tries - 1) if tries else check_seconds)
-            try:
-                await self.check()
+            # As a value, so that nothing ends this: whoever does not renew is soon nobody.
+            (outcome,) = await asyncio.gather(self.check(), return_exceptions=True)
+            if outcome is None:
                 tries = 0
-            except (MeshError, OSError, ValueError) as error:
-                tries += 1
-                _log.warning("identity: cannot renew: %s; trying again", error)
+                continue
+            tries += 1
+            if isinstance(outcome, MeshError | OSError | ValueError):
+                _log.warning("identity: cannot renew: %s; trying again", outcome)
+            else:
+                _log.error("identity: cannot renew; trying again after a bug", exc_info=outcome)
 
     async def check(self) -> None:
         """Looks at the published bundle, and asks for a certificate if it is time to."""

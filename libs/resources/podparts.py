@@ -27,7 +27,7 @@ from .shape import (
 )
 
 _Text = Annotated[str, Meta(max_length=4096)]
-_Path = Annotated[str, Meta(min_length=1, max_length=1024)]
+_Path = Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Mode = Annotated[int, Meta(ge=0, le=0o777)]
 _EnvName = Annotated[
     str,

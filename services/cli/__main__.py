@@ -20,6 +20,7 @@ from . import (
     output,
     pki,
     queues,
+    scale,
     submit,
     tree,
     up,
@@ -40,7 +41,7 @@ for name, group in groups.items():
 submit.register(work.app)
 watch.register(work.app)
 explain.register(app)
-for part in (objects, describe, wait, logs):
+for part in (objects, describe, scale, wait, logs):
     part.register(app)
 login.register(app)
 tree.register(app)

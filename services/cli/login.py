@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -181,7 +183,8 @@ async def _credentials(wanted: Login) -> tuple[str, str]:
     if wanted.is_at_home:
         async with open_world(wanted.settings, Target()) as world:
             trust = await world.get(CONFIG_MAP, wanted.system_namespace, _BUNDLE)
-            return await world.token(*wanted.account, _AUDIENCE), trust["data"]["ca.crt"]
+            with _naming(wanted.account):
+                return await world.token(*wanted.account, _AUDIENCE), trust["data"]["ca.crt"]
     from libs.cluster.kubernetes import connect
 
     async with connect(wanted.kubeconfig, wanted.context) as cluster:
@@ -189,8 +192,23 @@ async def _credentials(wanted: Login) -> tuple[str, str]:
             trust = await cluster.get(CONFIG_MAP, wanted.system_namespace, _BUNDLE)
             roots = trust["data"]["ca.crt"]
         if not token:
-            token = await cluster.issue_token(*wanted.account, _AUDIENCE, _TOKEN_SECONDS)
+            with _naming(wanted.account):
+                token = await cluster.issue_token(*wanted.account, _AUDIENCE, _TOKEN_SECONDS)
     return token, roots
+
+
+@contextmanager
+def _naming(account: tuple[str, str]) -> Iterator[None]:
+    """Says of an account that is not there where it was looked for, and what to do."""
+    from libs.errors import NotFoundError
+
+    namespace, name = account
+    try:
+        yield
+    except NotFoundError as error:
+        where = f"namespace {namespace!r} has no ServiceAccount {name!r}, or does not exist"
+        mend = "see `agentctl get namespaces`; apply a Namespace or a ServiceAccount as any other object"
+        raise FailedError(f"{where} ({mend})", Exit.NOT_FOUND) from error
 
 
 def _describe(wanted: Login, certificate: Certificate, shape: Format) -> None:

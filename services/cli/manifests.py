@@ -13,8 +13,9 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """All objects in order; Lists are taken apart. FailedError names the file and what is wrong with it."""
-    found = [thing for path in paths for source in _sources(path) for thing in _documents(source)]
+    """All objects in order; Lists are taken apart. FailedError names the file, the document in it, and what
+    is wrong with it."""
+    found = [thing for path in paths for source in _sources(path) for thing in _objects(source)]
     if not found:
         raise FailedError("no objects in " + ", ".join(map(str, paths)), Exit.USAGE)
     return found
@@ -27,22 +28,21 @@ def _sources(path: Path) -> Iterator[Path]:
         yield path
 
 
-def _documents(source: Path) -> Iterator[dict[str, Any]]:
-    import yaml
+def _objects(source: Path) -> Iterator[dict[str, Any]]:
+    from .yamls import YamlError, documents
 
     try:
         text = sys.stdin.read() if str(source) == "-" else source.read_text(encoding="utf-8")
-        documents = list(yaml.safe_load_all(text))
+        for number, document in documents(text):
+            is_list = isinstance(document, dict) and document.get("kind") == "List"
+            for thing in (document.get("items") or ()) if is_list else (document,):
+                if wrong := _wrong(thing):
+                    raise FailedError(f"{source}, document {number}: {wrong}", Exit.USAGE)
+                yield thing
     except UnicodeDecodeError as error:
         raise FailedError(f"{source}: not UTF-8: {error}", Exit.USAGE) from error
-    except yaml.YAMLError as error:
-        raise FailedError(f"{source}: not YAML: {' '.join(str(error).split())}", Exit.USAGE) from error
-    for document in filter(None, documents):
-        is_list = isinstance(document, dict) and document.get("kind") == "List"
-        for thing in (document.get("items") or ()) if is_list else (document,):
-            if wrong := _wrong(thing):
-                raise FailedError(f"{source}: {wrong}", Exit.USAGE)
-            yield thing
+    except YamlError as error:
+        raise FailedError(f"{source}, document {error.number}: {error}", Exit.USAGE) from error
 
 
 def _wrong(document: Any) -> str:

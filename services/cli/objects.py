@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +10,8 @@ import typer
 
 from . import manifests
 from .choices import ObjectFormat
-from .columns import columns
-from .output import Exit, FailedError, complain, note, one_line, one_line_errors, show
+from .listing import Lines, dump, list_of, print_things
+from .output import Exit, FailedError, complain, note, one_line_errors
 from .session import Settings, StateDirOption
 from .world import Target, World, open_world
 
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from libs.cluster.kinds import Kind
 
 _PANEL = "Connection"
+_CATEGORY = "agentctl"
 
 NamespaceOption = Annotated[
     str, typer.Option("-n", "--namespace", metavar="NAMESPACE", help="The namespace to look at.")
@@ -88,21 +87,36 @@ def apply(
     async def body(world: World) -> None:
         from libs import errors
 
+        coming: set[str] = set()  # namespaces that only a dry run has made
+        homeless: dict[str, list[str]] = {}
         failures = 0
         for thing, kind in _wanted(files):
             metadata = thing["metadata"]
-            if kind.namespaced:
-                metadata.setdefault("namespace", namespace)
+            is_homeless = kind.namespaced and not metadata.get("namespace")
+            if is_homeless:
+                metadata["namespace"] = namespace
             name = f"{kind.name.lower()}/{metadata['name']}"
+            remark = " (dry run)" if dry_run else ""
             try:
-                _, verb = await world.apply(thing, dry_run=dry_run)
+                if metadata.get("namespace") in coming:
+                    verb, remark = _judged(thing, kind)
+                else:
+                    _, verb = await world.apply(thing, dry_run=dry_run)
             except (errors.UnavailableError, errors.UnauthenticatedError):
                 raise  # the others would fare no better
             except errors.MeshError as error:
                 failures += 1
-                complain(f"{name}: {error}")
+                if is_homeless and isinstance(error, errors.NotFoundError):
+                    homeless.setdefault(str(error), []).append(name)
+                else:
+                    complain(f"{name}: {error}")
             else:
-                typer.echo(f"{name} {verb}" + (" (dry run)" if dry_run else ""))
+                typer.echo(f"{name} {verb}{remark}")
+                if dry_run and verb == "created" and kind.name == "Namespace":
+                    coming.add(metadata["name"])
+        for why, names in homeless.items():
+            mend = "say another by -n NAMESPACE or metadata.namespace"
+            complain(f"{', '.join(names)}: {why} ({mend})")
         if failures:
             raise typer.Exit(Exit.FAILED)
 
@@ -122,16 +136,22 @@ def get(
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = "",
 ) -> None:  # fmt: skip
-    """Show objects.
+    """Show objects. The kind `agentctl` means all that people declare: agents, fleets, pools, server sets.
 
     \b
     Examples:
+      agentctl get agentctl -n demo
       agentctl get fleets -A
       agentctl get pods -n demo -w
       agentctl get fleet/summarize -n demo -o yaml
     """
 
     async def body(world: World) -> None:
+        if kind.lower() == _CATEGORY:
+            if name or watch:
+                raise FailedError(f"{_CATEGORY} is four kinds: no name and no -w go with it", Exit.USAGE)
+            await _get_declared(world, "" if everywhere else namespace, selector, format_)
+            return
         which, named = which_object(kind, name)
         where = namespace if which.namespaced and not everywhere else ""
         if named:
@@ -139,7 +159,7 @@ def get(
             revision = things[0]["metadata"]["resourceVersion"]
         else:
             things, revision = await world.list(which, where, selector)
-        _print(which, things, format_, namespaces=everywhere and which.namespaced, single=bool(named))
+        print_things(which, things, format_, namespaces=everywhere and which.namespaced, single=bool(named))
         if watch:
             lines = Lines(which, everywhere and which.namespaced, wide=format_ is ObjectFormat.WIDE)
             async for verb, thing in world.watch(which, where, selector, revision):
@@ -147,7 +167,7 @@ def get(
                     if format_ in (ObjectFormat.TABLE, ObjectFormat.WIDE):
                         lines.show(verb, thing)
                     else:
-                        _print(which, [thing], format_, namespaces=False, single=True)
+                        print_things(which, [thing], format_, namespaces=False, single=True)
 
     in_world(ctx, state_dir, kubeconfig, context, body)
 
@@ -223,39 +243,31 @@ def _wanted(files: Sequence[Path] | None) -> list[tuple[dict[str, Any], Kind]]:
     return found
 
 
-def _print(
-    kind: Kind, things: Sequence[dict[str, Any]], format_: ObjectFormat, *, namespaces: bool, single: bool
-) -> None:
-    match format_:
-        case ObjectFormat.JSON | ObjectFormat.YAML:
-            whole: Any = things[0] if single else {"apiVersion": "v1", "kind": "List", "items": list(things)}
-            if format_ is ObjectFormat.JSON:
-                typer.echo(json.dumps(whole, ensure_ascii=False, indent=2, sort_keys=True))
-            else:
-                import yaml
+def _judged(thing: dict[str, Any], kind: Kind) -> tuple[str, str]:
+    """What a dry run says of an object whose namespace is not there yet. InvalidError by its kind's rules."""
+    from libs.cluster.kinds import OURS
+    from libs.cluster.local.schema import Validator
 
-                typer.echo(yaml.safe_dump(whole, allow_unicode=True).rstrip())
-        case ObjectFormat.NAME:
-            for thing in things:
-                typer.echo(f"{kind.name.lower()}/{thing['metadata']['name']}")
-        case _:
-            shown = columns(kind.name, wide=format_ is ObjectFormat.WIDE, namespaces=namespaces)
-            show([title for title, _ in shown], ([cell(thing) for _, cell in shown] for thing in things))
-    sys.stdout.flush()
+    if kind in OURS:
+        Validator().validated(thing)
+    namespace = thing["metadata"]["namespace"]
+    return "created", f" (dry run; namespace {namespace} is not there yet: not checked further)"
 
 
-class Lines:
-    """Changes as lines of a table; what changes nothing in it is not shown."""
+async def _get_declared(world: World, namespace: str, selector: str, format_: ObjectFormat) -> None:
+    """All that people declare, kind by kind."""
+    from libs.cluster.kinds import OURS
 
-    def __init__(self, kind: Kind, namespaces: bool, *, wide: bool) -> None:
-        self._columns = columns(kind.name, wide=wide, namespaces=namespaces)
-        self._shown: dict[str, list[str]] = {}
-
-    def show(self, verb: str, thing: dict[str, Any]) -> None:
-        """A change."""
-        cells = [(title, one_line(str(cell(thing)))) for title, cell in self._columns]
-        seen = [verb, *(text for title, text in cells if title != "AGE")]
-        if self._shown.get(thing["metadata"]["uid"]) != seen:
-            self._shown[thing["metadata"]["uid"]] = seen
-            typer.echo("  ".join((f"{verb:<8}", *(text for _, text in cells))))
-            sys.stdout.flush()
+    found = {kind: (await world.list(kind, namespace, selector))[0] for kind in OURS}
+    if format_ in (ObjectFormat.JSON, ObjectFormat.YAML):
+        dump(list_of(thing for things in found.values() for thing in things), format_)
+        return
+    tables = [(kind, things) for kind, things in found.items() if things]
+    for kind, things in tables:
+        if (kind, things) != tables[0] and format_ is not ObjectFormat.NAME:
+            typer.echo()
+        print_things(
+            kind, things, format_, namespaces=not namespace, single=False, prefix=f"{kind.name.lower()}/"
+        )
+    if not tables:
+        note("nothing found")

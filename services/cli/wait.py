@@ -90,6 +90,7 @@ async def _states(world: World, kind: Kind, namespace: str, name: str) -> AsyncI
 def _condition(thing: dict[str, Any], kind: str) -> dict[str, Any]:
     """A condition that speaks of the newest generation; empty if there is none."""
     generation = thing["metadata"].get("generation", 0)
+    seen = at(thing, "status.observedGeneration") or generation  # of kinds whose conditions say none
     conditions: list[dict[str, Any]] = at(thing, "status.conditions") or []
-    current = (each for each in conditions if each.get("observedGeneration", generation) == generation)
+    current = (each for each in conditions if each.get("observedGeneration", seen) == generation)
     return next((each for each in current if each.get("type") == kind), {})

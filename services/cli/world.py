@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from libs.cluster.kinds import Kind
 
 Object = dict[str, Any]
-_MANAGER = "agentctl"
+MANAGER = "agentctl"
+"""The field manager of what manifests say."""
 _TOKEN_SECONDS = 600  # the shortest that Kubernetes issues
 _BOOKKEEPING = ("resourceVersion", "managedFields", "generation")
 
@@ -40,7 +41,9 @@ class World(abc.ABC):
     name: str
 
     @abc.abstractmethod
-    async def apply(self, thing: Object, *, dry_run: bool = False) -> tuple[Object, str]:
+    async def apply(
+        self, thing: Object, *, dry_run: bool = False, manager: str = MANAGER
+    ) -> tuple[Object, str]:
         """The object after it, and what became of it: created, configured or unchanged."""
 
     @abc.abstractmethod
@@ -77,11 +80,14 @@ class Plane(World):
         self.name = "local plane"
         self._stub = stub
 
-    async def apply(self, thing: Object, *, dry_run: bool = False) -> tuple[Object, str]:
+    async def apply(
+        self, thing: Object, *, dry_run: bool = False, manager: str = MANAGER
+    ) -> tuple[Object, str]:
         from agentctl.resource.v1 import resource_service_pb2 as pb
         from libs.documents import document_of, struct_of
 
-        reply = await self._stub.Apply(pb.ApplyRequest(object=struct_of(thing), dry_run=dry_run))
+        request = pb.ApplyRequest(object=struct_of(thing), dry_run=dry_run, field_manager=manager)
+        reply = await self._stub.Apply(request)
         verb = "created" if reply.created else "configured" if reply.changed else "unchanged"
         return document_of(reply.object), verb
 
@@ -150,7 +156,9 @@ class Kubernetes(World):
         self.name = name
         self._cluster = cluster
 
-    async def apply(self, thing: Object, *, dry_run: bool = False) -> tuple[Object, str]:
+    async def apply(
+        self, thing: Object, *, dry_run: bool = False, manager: str = MANAGER
+    ) -> tuple[Object, str]:
         from libs.cluster.kinds import kind_of
         from libs.errors import NotFoundError
 
@@ -160,7 +168,7 @@ class Kubernetes(World):
             before = await self._cluster.get(kind, metadata.get("namespace", ""), metadata["name"])
         except NotFoundError:
             before = None
-        after = await self._cluster.apply(thing, _MANAGER, dry_run=dry_run)
+        after = await self._cluster.apply(thing, manager, dry_run=dry_run)
         if before is None:
             return after, "created"
         return after, "unchanged" if _content(before) == _content(after) else "configured"

@@ -34,7 +34,7 @@ from libs.cluster.kinds import (
 
 from .key import Key
 from .plan import contents, names, references
-from .plan.owned import AGENT_LABEL, FLEET_LABEL
+from .plan.owned import AGENT_LABEL, FLEET_LABEL, label
 from .writing import Writing
 
 OWNERS = (AGENT, AGENT_FLEET)
@@ -94,9 +94,13 @@ class Cache:
         """Seconds since each watch's last sign of life, by kind."""
         return {kind.name: informer.age_seconds() for kind, informer in self._informers.items()}
 
-    def counts(self) -> dict[str, int]:
-        """Objects in the cache, by kind."""
-        return {kind.name: len(informer.items()) for kind, informer in self._informers.items()}
+    def counts(self, namespace: str | None = None) -> dict[str, int]:
+        """Objects in the cache, by kind: of one namespace, or of all."""
+
+        def count(informer: Informer) -> int:
+            return sum(namespace in (None, key_of(thing)[0]) for thing in informer.items())
+
+        return {kind.name: count(informer) for kind, informer in self._informers.items()}
 
     # --- What there is ---
 
@@ -221,17 +225,18 @@ class Cache:
         return {owner} if owner else set()
 
     def _pod_seen(self, old: Object | None, new: Object | None) -> set[Key]:
-        pod = new or old
-        assert pod is not None
-        namespace, name = key_of(pod)
-        labels = pod["metadata"].get("labels") or {}
-        if not (agent := labels.get(AGENT_LABEL)):
-            return set()
-        named = self._pods[namespace, agent]
-        (named.discard if new is None else named.add)(name)
-        self._pod_changed(old, new)
-        fleet = labels.get(FLEET_LABEL)
-        return {Key(AGENT_FLEET if fleet else AGENT, namespace, fleet or agent)}
+        concerned: set[Key] = set()
+        for pod in (old, new):  # in this order: one that goes from one agent to another is of the other
+            if pod is None or not (agent := label(pod, AGENT_LABEL)):
+                continue
+            namespace, name = key_of(pod)
+            named = self._pods[namespace, agent]
+            (named.add if pod is new else named.discard)(name)
+            fleet = label(pod, FLEET_LABEL)
+            concerned.add(Key(AGENT_FLEET if fleet else AGENT, namespace, fleet or agent))
+        if concerned:
+            self._pod_changed(old, new)
+        return concerned
 
     def _content_seen(self, kind: Kind, old: Object | None, new: Object | None) -> None:
         thing = new or old

@@ -19,7 +19,7 @@ import anyio
 from libs.cluster import Object
 from libs.cluster.lease import NotLeadingError
 from libs.cluster.workqueue import WorkQueue
-from libs.errors import InvalidError, MeshError
+from libs.errors import InvalidError, MeshError, UnavailableError
 
 from .cache import Cache
 from .key import Key
@@ -63,7 +63,7 @@ class Controller:
         self._waiting: dict[Key, list[asyncio.Future[Pass]]] = {}
         self.failing: dict[Work, str] = {}
         """What ended badly last, and how."""
-        self.queues = Queues(lambda namespace, name: self._queue.add(QueueKey(namespace, name)))
+        self.queues = Queues(lambda namespace, name: self._queue.add(QueueKey(namespace, name)), self.wake)
 
     def wake(self, key: Key) -> None:
         """Something happened to this object."""
@@ -77,9 +77,10 @@ class Controller:
             else:
                 self._ended.append(end)  # for the case that nobody leads at this moment
 
-    def depths(self) -> dict[str, int]:
-        """Keys that wait, by kind."""
-        return dict(Counter(str(key).partition(" ")[0] for key in self._queue.waiting))
+    def depths(self, namespace: str | None = None) -> dict[str, int]:
+        """Keys that wait, by kind: of one namespace, or of all."""
+        waiting = (key for key in self._queue.waiting if namespace in (None, key.namespace))
+        return dict(Counter(str(key).partition(" ")[0] for key in waiting))
 
     async def reconcile_now(self, key: Key) -> Pass:
         """Waits for a pass that begins after this call. Raises what it raises."""
@@ -155,11 +156,14 @@ class Controller:
         if isinstance(error, NotLeadingError):
             self._queue.retry(work)  # we are about to be told so
             return
-        self.failing[work] = f"{type(error).__name__}: {error}"
         if isinstance(error, InvalidError) and not isinstance(work, Key):
-            _log.error("%s is refused: %s", work, error)  # and asking again would not change that
+            _log.error("%s is refused: %s", work, error)  # and asking again soon would not change that
             self._queue.forget(work)
+            if isinstance(work, QueueKey):
+                self.failing[work] = f"{type(error).__name__}: {error}"
+                self._queue.add_after(work, self._resync)
             return
+        self.failing[work] = f"{type(error).__name__}: {error}"
         if isinstance(error, MeshError):
             _log.warning("%s comes back later: %s", work, error, extra={"reason": error.reason})
         else:
@@ -190,4 +194,12 @@ class _Actions:
         rules = self.queues.rules(namespace, name)
         if rules is None or self.coordination is None:
             return Pass(gone=True)
-        return Pass(int(await self.coordination.configure(f"{namespace}/{name}", *rules)))
+        try:
+            changed = await self.coordination.configure(f"{namespace}/{name}", *rules)
+        except UnavailableError:
+            raise  # that says nothing of the queue
+        except MeshError as error:
+            self.queues.settle(namespace, name, str(error))
+            raise
+        self.queues.settle(namespace, name, "")
+        return Pass(int(changed))

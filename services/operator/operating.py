@@ -181,6 +181,7 @@ async def reconciling(
         settled,
         controller.queues.set,
         identities.publish,
+        controller.queues.trouble,
     )
 
     async def lead() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from libs.cluster import Object, key_of
 
-from .plan.owned import AGENT_LABEL
+from .plan.owned import AGENT_LABEL, label
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ def ended(old: Object | None, new: Object | None) -> Ended | None:
         return None
     pod = new or old
     metadata = pod["metadata"]
-    agent = (metadata.get("labels") or {}).get(AGENT_LABEL, "")
     namespace, name = key_of(pod)
-    return Ended(namespace, agent, name, metadata["uid"], certain=_is_over(pod) and _node_said_so(pod))
+    certain = _is_over(pod) and _node_said_so(pod)
+    return Ended(namespace, label(old, AGENT_LABEL), name, metadata["uid"], certain)
 
 
 def _is_over(pod: Object) -> bool:

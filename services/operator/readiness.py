@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from libs.cluster import Object
@@ -21,7 +21,14 @@ _STUCK = {
     "CreateContainerConfigError": "CreateContainerConfigError",
     "CreateContainerError": "CreateContainerError",
     "RunContainerError": "RunContainerError",
+    "CrashLoopBackOff": "CrashLoopBackOff",
+    "Unsupported": "Unsupported",  # this and the next are the local home's
+    "ImageEntrypointUnknown": "ImageEntrypointUnknown",
 }
+"""Why a container waits that does not start by itself. It is the reason of Ready=False then, so that nobody
+waits for a roll-out that never ends."""
+_LASTING = ("InvalidImageName", "CreateContainerConfigError", "Unsupported", "ImageEntrypointUnknown")
+"""Those whose message is the same at every try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,7 @@ def of_deployment(live: Object | None, wanted: Object | None, pods: Sequence[Obj
         return Verdict(True, "Ready", f"{want} of {want} ready")
     counts = f"{available} of {want} ready, {updated} up to date"
     message = "; ".join(filter(None, (counts, _failure(said), trouble(pods))))
-    return Verdict(False, "Stalled" if _is_stalled(said) else "Progressing", message)
+    return Verdict(False, stuck(pods) or ("Stalled" if _is_stalled(said) else "Progressing"), message)
 
 
 def of_run(run: Run | None, job: Object | None = None, pods: Sequence[Object] = ()) -> Verdict:
@@ -65,7 +72,7 @@ def of_run(run: Run | None, job: Object | None = None, pods: Sequence[Object] = 
         return Verdict(False, "Failed", f"{ending(run, job)}; a new runs.trigger runs it again")
     if ((job or {}).get("status") or {}).get("ready"):
         return Verdict(True, "Running", f"run {run.name} is under way")
-    return Verdict(False, "Progressing", trouble(pods) or f"run {run.name} is starting")
+    return Verdict(False, stuck(pods) or "Progressing", trouble(pods) or f"run {run.name} is starting")
 
 
 def of_schedule(spec: AgentSpec, run: Run | None, live: Object | None, wanted: Object | None) -> Verdict:
@@ -93,26 +100,42 @@ def ending(run: Run, job: Object | None = None) -> str:
 
 def trouble(pods: Sequence[Object]) -> str:
     """What keeps the first pod that is in trouble from starting, in words that do not change at every try."""
+    return next((text for text, _ in _troubles(pods)), "")
+
+
+def stuck(pods: Sequence[Object]) -> str:
+    """Why the first pod that does not start by itself waits, in Kubernetes' word; empty if none does."""
+    return next((reason for _, reason in _troubles(pods) if reason), "")
+
+
+def _troubles(pods: Sequence[Object]) -> Iterator[tuple[str, str]]:
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"])):
-        if what := _trouble(pod):
-            return f"pod {pod['metadata']['name']}: {what}"
-    return ""
+        what, reason = _trouble(pod)
+        if what:
+            yield f"pod {pod['metadata']['name']}: {what}", reason
 
 
-def _trouble(pod: Object) -> str:
+def _trouble(pod: Object) -> tuple[str, str]:
+    """In words, and the reason if it is one that does not pass."""
     said = pod.get("status") or {}
     conditions = {each["type"]: each for each in said.get("conditions") or ()}
     if conditions.get("Ready", {}).get("status") == "True" or pod["metadata"].get("deletionTimestamp"):
-        return ""
+        return "", ""
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', '')}"
-    for container in said.get("containerStatuses") or ():
-        waiting = ((container.get("state") or {}).get("waiting") or {}).get("reason", "")
-        if waiting in _STUCK:
-            return _STUCK[waiting]
+        return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', '')}", ""
     code = exit_code(pod)
-    return "" if code is None else f"exit code {code} ({intent(code)})"
+    ended = "" if code is None else f"exit code {code} ({intent(code)})"
+    for container in (*(said.get("initContainerStatuses") or ()), *(said.get("containerStatuses") or ())):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = _STUCK.get(waiting.get("reason", ""), "")
+        # between two waits it runs for a moment, and is no better for that
+        if not reason and ended and container.get("restartCount", 0) > 1:
+            reason = "CrashLoopBackOff"
+        if reason:
+            why = waiting.get("message", "") if reason in _LASTING else ended
+            return ": ".join(filter(None, (reason, why))), reason
+    return ended, ""
 
 
 def _failure(said: Object) -> str:

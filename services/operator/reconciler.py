@@ -76,6 +76,7 @@ class Reconciler:
         settled: Settled,
         queued: Queued,
         publish: Callable[[str], Awaitable[None]],
+        queue_trouble: Callable[[Key], str] = lambda fleet: "",
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._cluster = cluster
@@ -86,6 +87,7 @@ class Reconciler:
         self._settled = settled
         self._queued = queued
         self._publish = publish
+        self._queue_trouble = queue_trouble
         self._now = now
 
     async def reconcile(self, key: Key) -> Pass:
@@ -200,6 +202,7 @@ class Reconciler:
                 self._observed_children(thing, key),
                 self._cache.pods(key.namespace, names(thing)) if key.kind in OWNERS else (),
                 users=len(self._cache.users(key)),
+                queue_trouble=self._queue_trouble(key),
             ),
         )
         if new == old:

@@ -79,12 +79,13 @@ class OperatorServer(pb_grpc.OperatorServiceServicer):
         return response
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: object) -> pb.GetStatusResponse:
+        mine = _namespace_of(context)
         response = pb.GetStatusResponse(
             leading=self._leading(),
             leader=await self._leader(),
-            queue_depths=self._controller.depths(),
-            cached_counts=self._cache.counts(),
-            failing=self._failing(_namespace_of(context)),
+            queue_depths=self._controller.depths(mine),
+            cached_counts=self._cache.counts(mine),
+            failing=self._failing(mine),
         )
         response.cache_age.FromNanoseconds(int(min(max(self._cache.ages().values()), 1e9) * 1e9))
         return response

@@ -16,7 +16,7 @@ from libs.resources.fleet import FleetSpec
 from libs.resources.status import AgentStatus, Condition, FleetStatus, PoolStatus, Run, Workload
 
 from .plan import Plan, Problem
-from .plan.owned import AGENT_LABEL
+from .plan.owned import AGENT_LABEL, label
 from .plan.reading import coordinator_of, read
 from .readiness import Verdict, ending, of_deployment, of_run, of_schedule
 from .runs import belongs, last_run, newly_ended, runs_of
@@ -39,6 +39,8 @@ class Observed:
     """Live pods with its labels."""
     users: int = 0
     """How many Agents and AgentFleets name it: for a ModelPool or MCPServerSet."""
+    queue_trouble: str = ""
+    """Why a fleet cannot use its queue as it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +138,12 @@ def _of_fleet(thing: Object, spec: FleetSpec | None, observed: Observed) -> Obje
             front = _of_deployment(thing, observed, coordinator_of(name))
             if not front.is_so:
                 ready = Verdict(False, "CoordinatorNotReady", f"coordinator: {front.message}")
+    verdicts = {"Accepted": _accepted(observed.plan.problems), "Ready": ready}
+    if observed.queue_trouble:
+        verdicts["QueueConfigured"] = Verdict(False, "QueueRefused", observed.queue_trouble)
     said = FleetStatus(
         observed_generation=_generation(thing),
-        conditions=_conditions(
-            thing, observed, {"Accepted": _accepted(observed.plan.problems), "Ready": ready}
-        ),
+        conditions=_conditions(thing, observed, verdicts),
         workloads=_workloads(thing, observed),
         selector=f"{AGENT_LABEL}={name}",
     )
@@ -149,7 +152,7 @@ def _of_fleet(thing: Object, spec: FleetSpec | None, observed: Observed) -> Obje
 
 
 def _of_deployment(thing: Object, observed: Observed, name: str) -> Verdict:
-    pods = [pod for pod in observed.pods if (pod["metadata"].get("labels") or {}).get(AGENT_LABEL) == name]
+    pods = [pod for pod in observed.pods if label(pod, AGENT_LABEL) == name]
     live, wanted = _live(thing, observed, DEPLOYMENT, name), _wanted(observed, DEPLOYMENT, name)
     return of_deployment(live, wanted, pods)
 

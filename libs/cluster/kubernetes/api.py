@@ -110,7 +110,10 @@ class Api:
         limits = aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS, sock_read=silence)
         try:
             async with self._request("GET", path, query, None, "json", limits) as response:
-                yield response.content.iter_any()
+                try:
+                    yield response.content.iter_any()
+                finally:
+                    _leave(response)
         except _FAILURES as error:
             raise UnavailableError(f"GET {path}: {_words(error)}") from error
 
@@ -167,3 +170,10 @@ def _status(data: bytes) -> Mapping[str, Any]:
 
 def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
+
+
+def _leave(response: aiohttp.ClientResponse) -> None:
+    """Drops the connection of an answer that has no end. A TLS farewell would wait for the server's, which
+    nobody does: it may outlive the loop."""
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()

@@ -56,6 +56,8 @@ async def connect(
         api = Api(await load(), load, deadline)
     except (ConfigException, yaml.YAMLError, OSError) as error:
         raise SettingsError(f"no way to a cluster: {error}") from error
+    except (TypeError, ValueError, AttributeError, KeyError) as error:  # how the client says: of no such form
+        raise SettingsError(f"no way to a cluster: not a kubeconfig ({error})") from error
     try:
         yield KubernetesCluster(api, silence)
     finally:

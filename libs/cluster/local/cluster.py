@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,11 +14,13 @@ from libs.errors import InvalidError
 
 from . import logs
 from .access import allowed
+from .metadata import shown
 from .selector import selector
 from .store import Recorded, Store
 from .tokens import Tokens
 from .writer import Writer
 
+_REVISION = re.compile(r"[0-9]{1,19}")
 _AT_ONCE = 100  # objects of a list that are unpacked before others may run
 
 
@@ -58,8 +61,8 @@ class LocalCluster(Cluster):
             since = listing.revision
             for item in listing.items:
                 yield Change("ADDED", item)
-        elif not since.isdecimal():
-            raise InvalidError(violations={"since": f"no revision: {since!r}"})
+        elif not _REVISION.fullmatch(since):
+            raise InvalidError(violations={"since": f"no revision: {shown(since)!r}"})
         seen = int(since)
         while not self._store.closed:
             page = self._store.changes(kind, namespace, seen)
@@ -92,7 +95,8 @@ class LocalCluster(Cluster):
     async def delete(
         self, kind: Kind, namespace: str, name: str, *, uid: str = "", propagation: Propagation = "Background"
     ) -> None:
-        """As the port says. PreconditionError for the namespaces that every home has."""
+        """As the port says. PreconditionError for the namespaces that every home has, and for the
+        ServiceAccounts of the system namespace."""
         await asyncio.sleep(0)
         self._writer.delete(kind, namespace, name, uid, propagation)
 

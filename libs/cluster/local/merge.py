@@ -170,71 +170,93 @@ def _ordered(live: list[Step], said: list[Step]) -> list[Step]:
     """
     known, present = set(live), set(said)
     order = iter([step for step in said if step in known])
-    result = [next(order) if step in present else step for step in live]
-    for index, step in enumerate(said):
+    followers = dict[Step | None, list[Step]]()  # the new ones, by the known one that they come after
+    last: Step | None = None
+    for step in said:
         if step in known:
-            continue
-        if index:
-            result.insert(result.index(said[index - 1]) + 1, step)
+            last = step
         else:
-            after = next((result.index(later) for later in said if later in known), len(result))
-            result.insert(after, step)
-    return result
+            followers.setdefault(last, []).append(step)
+    first, result = followers.pop(None, []), list[Step]()
+    for place in live:
+        step = place
+        if place in present:
+            step = next(order)
+            result += first  # before the first that is known
+            first = []
+        result += [step, *followers.get(step, ())]
+    return result + first
+
+
+_MISSING = object()
+_END = object()
+_Tree = dict[Any, Any]  # paths by their steps, _END where one ends: each list is looked through once
+
+
+def _tree(paths: Iterable[Path]) -> _Tree:
+    tree: _Tree = {}
+    for path in paths:
+        node = tree
+        for step in path:
+            node = node.setdefault(step, {})
+        node[_END] = True
+    return tree
+
+
+def _members(value: Any, path: Path, shape: Shape) -> dict[Any, Any]:
+    """What is directly in a map or a keyed list, by step."""
+    if isinstance(value, list) and shape.keys(path):
+        return shape.items(path, value)
+    return value if isinstance(value, dict) else {}
 
 
 def removed(value: Object, gone: Iterable[Path], keep: Iterable[Path], shape: Shape) -> Object:
-    """A copy without the fields `gone`, except those that are in `keep` or lead to one there.
+    """A copy without the fields `gone`, except those that are in `keep` or lead to one there. It shares what
+    is the same.
 
     A map or list that this empties goes too, as in the API server; and an item of a keyed list that nobody
     names as such, with all that others said of it.
     """
-    named = set(keep)
-    kept = {path[:length] for path in named for length in range(1, len(path) + 1)}
-    result = copy.deepcopy(value)
-    leaving = {path for path in gone if path not in (named if isinstance(path[-1], tuple) else kept)}
-    for path in sorted(leaving, key=len):
-        _remove(result, path, 0, kept, shape)
+    result: Object = _removed(value, _tree(gone), _tree(keep), (), shape)
     return result
 
 
-def _remove(value: Any, path: Path, depth: int, kept: set[Path], shape: Shape) -> None:
-    here, step = path[: depth + 1], path[depth]
-    if isinstance(step, str):
-        key: Any = step
-        if not isinstance(value, dict) or key not in value:
-            return
-    else:
-        steps = list(shape.items(path[:depth], value)) if isinstance(value, list) else []
-        if step not in steps:
-            return
-        key = steps.index(step)
-    if len(here) == len(path):
-        del value[key]
-        return
-    if value[key] == {} or value[key] == []:
-        return
-    _remove(value[key], path, depth + 1, kept, shape)
-    if (value[key] == {} or value[key] == []) and here not in kept:
-        del value[key]
-
-
-_MISSING = object()
+def _removed(value: Any, gone: _Tree, keep: _Tree, path: Path, shape: Shape) -> Any:
+    left = dict(_members(value, path, shape))
+    for step, below in gone.items():
+        if step not in left:
+            continue
+        kept = keep.get(step)
+        holds = kept is not None and (_END in kept if isinstance(step, tuple) else True)
+        if _END in below and not holds:
+            del left[step]
+        elif left[step] not in ({}, []):
+            left[step] = _removed(left[step], below, kept or {}, (*path, step), shape)
+            if kept is None and left[step] in ({}, []):
+                del left[step]
+    if isinstance(value, dict):
+        return left
+    return list(left.values()) if isinstance(value, list) and shape.keys(path) else value
 
 
 def changed(before: Object, after: Object, paths: Iterable[Path], shape: Shape) -> Fields:
     """Those of the fields that differ between the two. The item of a keyed list as such differs only by being
     there or not."""
-    return frozenset(path for path in paths if _at(before, path, shape) != _at(after, path, shape))
+    found: list[Path] = []
+    _compare(before, after, _tree(paths), (), shape, found)
+    return frozenset(found)
 
 
-def _at(value: Any, path: Path, shape: Shape) -> Any:
-    for depth, step in enumerate(path):
-        if isinstance(step, str):
-            value = value.get(step, _MISSING) if isinstance(value, dict) else _MISSING
-        else:
-            value = (
-                shape.items(path[:depth], value).get(step, _MISSING) if isinstance(value, list) else _MISSING
-            )
-        if value is _MISSING:
-            return _MISSING
-    return True if isinstance(path[-1], tuple) else value
+def _compare(before: Any, after: Any, tree: _Tree, path: Path, shape: Shape, found: list[Path]) -> None:
+    if before is after:
+        return
+    old, new = _members(before, path, shape), _members(after, path, shape)
+    for step, below in tree.items():
+        if step is _END:
+            continue
+        here, was, now = (*path, step), old.get(step, _MISSING), new.get(step, _MISSING)
+        if _END in below:
+            differs = (was is _MISSING) != (now is _MISSING) if isinstance(step, tuple) else was != now
+            if differs:
+                found.append(here)
+        _compare(was, now, below, here, shape, found)

@@ -23,6 +23,7 @@ from libs.cluster.kinds import (
 from libs.errors import InvalidError
 
 from . import merge, rules
+from .metadata import shown
 from .schema import Validator
 
 WITH_GENERATION = frozenset(
@@ -43,6 +44,7 @@ _TYPES: dict[str, tuple[type, str]] = {
     "spec": (dict, "an object"),
     "status": (dict, "an object"),
     "data": (dict, "an object"),
+    "binaryData": (dict, "an object"),
     "stringData": (dict, "an object"),
 }
 _validator = Validator()
@@ -56,9 +58,18 @@ def cleaned(thing: Object) -> Object:
     if wrong := _of_wrong_type(said):
         raise InvalidError(violations=wrong)
     if texts := said.pop("stringData", {}) if said.get("kind") == SECRET.name else {}:
-        encoded = {key: base64.b64encode(str(text).encode()).decode() for key, text in texts.items()}
+        encoded = {key: _encoded(key, text) for key, text in texts.items()}
         said["data"] = said.get("data", {}) | encoded
     return said
+
+
+def _encoded(key: str, text: object) -> str:
+    if not isinstance(text, str):
+        raise InvalidError(violations={f"stringData[{shown(key)}]": "must be a string"})
+    try:
+        return base64.b64encode(text.encode()).decode()
+    except UnicodeEncodeError as error:
+        raise InvalidError(violations={f"stringData[{shown(key)}]": f"no text: {error.reason}"}) from error
 
 
 def _of_wrong_type(said: Object) -> dict[str, str]:

@@ -1,11 +1,12 @@
-"""What the API server refuses besides the schema: names, labels, owners, and fields that may not change."""
+"""What the API server refuses besides the schema: metadata, templates, data, and what may not change."""
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
+from itertools import islice
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from libs.cluster import Object
 from libs.cluster.kinds import (
@@ -13,15 +14,16 @@ from libs.cluster.kinds import (
     CRON_JOB,
     DEPLOYMENT,
     JOB,
-    NAMESPACE,
     POD,
     REPLICA_SET,
     SECRET,
-    SERVICE,
     STATEFUL_SET,
     Kind,
 )
 from libs.errors import InvalidError
+
+from . import metadata
+from .metadata import Findings
 
 _TEMPLATES: dict[Kind, tuple[str, ...]] = {
     POD: ("spec",),
@@ -32,12 +34,11 @@ _TEMPLATES: dict[Kind, tuple[str, ...]] = {
     CRON_JOB: ("spec", "jobTemplate", "spec", "template", "spec"),
 }
 IMMUTABLE = "field is immutable"
-_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_DNS_LABEL = re.compile(_LABEL)
-_DNS_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
-_QUALIFIED = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+MOST_KEYS = 1_000
+"""Of a ConfigMap or Secret, each of which may become a file. The API server bounds the size alone."""
+_MOST_DATA = 2**20
+_MOST_FOUND = 16  # that a message lists
 _KEY = re.compile(r"[-._A-Za-z0-9]+")
-_LONGEST = {NAMESPACE: 63, SERVICE: 63, CRON_JOB: 52}  # a CronJob's name gets 11 more characters in its Jobs
 
 _FIXED = {
     JOB: (
@@ -62,56 +63,25 @@ _FREE = {
 
 def check(kind: Kind, thing: Object, before: Object | None) -> None:
     """InvalidError that names all that is wrong with an object, or with the change of it."""
-    found = dict(_metadata(kind, thing["metadata"]))
+    found = dict(metadata.check(kind, thing["metadata"]))
     if kind in (DEPLOYMENT, REPLICA_SET, STATEFUL_SET):
         found.update(_selection(thing.get("spec", {})))
     if kind in _TEMPLATES:
         found.update(_pod(thing, _TEMPLATES[kind]))
     if kind in (CONFIG_MAP, SECRET):
         found.update(_data(kind, thing))
+    if kind == CRON_JOB:
+        found.update(_schedule(thing, before))
     if before is not None:
         found.update(_changes(kind, thing, before))
     if found:
-        listed = "; ".join(f"{where}: {what}" for where, what in found.items())
-        raise InvalidError(f'The {kind.name} "{thing["metadata"]["name"]}" is invalid: {listed}', found)
+        told = dict(islice(found.items(), _MOST_FOUND))
+        listed = "; ".join(f"{where}: {what}" for where, what in told.items())
+        name = metadata.shown(thing["metadata"]["name"])
+        raise InvalidError(f'The {kind.name} "{name}" is invalid: {listed}', told)
 
 
-def _metadata(kind: Kind, metadata: Object) -> Iterator[tuple[str, str]]:
-    name, longest = metadata["name"], _LONGEST.get(kind, 253)
-    pattern = _DNS_LABEL if kind in (NAMESPACE, SERVICE) else _DNS_NAME
-    if not isinstance(name, str) or not pattern.fullmatch(name) or len(name) > longest:
-        yield (
-            "metadata.name",
-            f"must be lower case letters, digits, '-'{'' if pattern is _DNS_LABEL else ', and dots'},"
-            f" begin and end with a letter or digit, and have at most {longest} characters: {name!r}",
-        )
-    for part in ("labels", "annotations"):
-        for key, value in metadata.get(part, {}).items():
-            prefix, _, rest = key.rpartition("/")
-            if (
-                not _QUALIFIED.fullmatch(rest)
-                or len(rest) > 63
-                or (prefix and not _DNS_NAME.fullmatch(prefix))
-            ):
-                yield f"metadata.{part}", f"no valid key: {key!r}"
-            if not isinstance(value, str):
-                yield f"metadata.{part}[{key}]", "must be a string"
-            elif part == "labels" and value and (not _QUALIFIED.fullmatch(value) or len(value) > 63):
-                yield (
-                    f"metadata.labels[{key}]",
-                    "must have at most 63 letters, digits, '-', '_' or '.', and begin and end with a letter"
-                    f" or digit: {value!r}",
-                )
-    owners = metadata.get("ownerReferences", ())
-    if sum(bool(owner.get("controller")) for owner in owners) > 1:
-        yield "metadata.ownerReferences", "only one reference can have controller set to true"
-    for index, owner in enumerate(owners):
-        for key in ("apiVersion", "kind", "name", "uid"):
-            if not owner.get(key):
-                yield f"metadata.ownerReferences[{index}].{key}", "must not be empty"
-
-
-def _selection(spec: Object) -> Iterator[tuple[str, str]]:
+def _selection(spec: Object) -> Findings:
     wanted, labels = _at(spec, "selector", "matchLabels"), _at(spec, "template", "metadata", "labels")
     if not wanted:
         yield "spec.selector", "Required value"
@@ -119,7 +89,7 @@ def _selection(spec: Object) -> Iterator[tuple[str, str]]:
         yield "spec.template.metadata.labels", "`selector` does not match template `labels`"
 
 
-def _pod(thing: Object, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _pod(thing: Object, path: tuple[str, ...]) -> Findings:
     """What makes a template no pod: no container, one without a proper name, a mount of no volume."""
     spec, where = _at(thing, *path), ".".join(path)
     claims = [_at(claim, "metadata") for claim in _list(_at(thing, "spec").get("volumeClaimTemplates"))]
@@ -129,23 +99,55 @@ def _pod(thing: Object, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     for part in ("initContainers", "containers"):
         for index, container in enumerate(_list(spec.get(part))):
             here = f"{where}.{part}[{index}]"
-            if not _is_label(_at(container).get("name")):
+            if not metadata.is_label(_at(container).get("name")):
                 yield f"{here}.name", "must be a name of lower case letters, digits and '-'"
             for place, mount in enumerate(_list(_at(container).get("volumeMounts"))):
                 if (claimed := _at(mount).get("name")) not in volumes:
-                    yield f"{here}.volumeMounts[{place}].name", f"Not found: {claimed!r}"
+                    yield f"{here}.volumeMounts[{place}].name", f"Not found: {metadata.shown(claimed)!r}"
 
 
-def _data(kind: Kind, thing: Object) -> Iterator[tuple[str, str]]:
-    for key, value in thing.get("data", {}).items():
-        if not _KEY.fullmatch(key) or len(key) > 253:
-            yield f"data[{key}]", "a key has letters, digits, '-', '_' and '.' only"
-        if not isinstance(value, str) or (kind == SECRET and not _is_base64(value)):
-            yield f"data[{key}]", "must be text in base64" if kind == SECRET else "must be a string"
+def _data(kind: Kind, thing: Object) -> Findings:
+    """What is wrong with the keys and values of a ConfigMap or Secret."""
+    parts = {part: thing.get(part, {}) for part in ("data", "binaryData")}
+    if kind == SECRET:
+        parts.pop("binaryData")
+    count = sum(map(len, parts.values()))
+    if count > MOST_KEYS:
+        yield "data", f"Too many: {count}: must have at most {MOST_KEYS} keys"
+        return
+    for part, values in parts.items():
+        is_encoded = kind == SECRET or part == "binaryData"
+        for key, value in values.items():
+            where = f"{part}[{metadata.shown(key)}]"
+            if not _KEY.fullmatch(key) or len(key) > 253 or key == "." or key.startswith(".."):
+                yield where, "a key has letters, digits, '-', '_' and '.' only, and does not begin with '..'"
+            if not isinstance(value, str) or (is_encoded and not _is_base64(value)):
+                yield where, "must be text in base64" if is_encoded else "must be a string"
+    for key in parts["data"].keys() & parts.get("binaryData", {}).keys():
+        yield f"binaryData[{key}]", "it is in data, too"
+    size = sum(len(value) for values in parts.values() for value in values.values() if isinstance(value, str))
+    if size > _MOST_DATA:
+        yield "data", f"Too long: may not be more than {_MOST_DATA} bytes"
+    if not isinstance(thing.get("immutable", False), bool):
+        yield "immutable", "must be true or false"
+    if kind == SECRET and not isinstance(thing.get("type", ""), str):
+        yield "type", "must be a string"
 
 
-def _is_label(name: Any) -> bool:
-    return isinstance(name, str) and bool(_DNS_LABEL.fullmatch(name)) and len(name) <= 63
+def zone_of(name: str) -> ZoneInfo | None:
+    """The time zone of that name; None if there is none."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: it is a folder of zones
+        return None
+
+
+def _schedule(thing: Object, before: Object | None) -> Findings:
+    name = _at(thing, "spec").get("timeZone")
+    if name is None or (before is not None and name == _at(before, "spec").get("timeZone")):
+        return
+    if not isinstance(name, str) or name in ("", "Local") or zone_of(name) is None:
+        yield "spec.timeZone", f"unknown time zone {metadata.shown(name)}"
 
 
 def _is_base64(text: str) -> bool:
@@ -167,7 +169,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _changes(kind: Kind, thing: Object, before: Object) -> Iterator[tuple[str, str]]:
+def _changes(kind: Kind, thing: Object, before: Object) -> Findings:
     new, old = thing.get("spec", {}), before.get("spec", {})
     for key in _FIXED.get(kind, ()):
         if new.get(key) != old.get(key):

@@ -23,6 +23,7 @@ from libs.cluster.kinds import Kind
 from libs.errors import InvalidError, NotFoundError, PreconditionError, UnavailableError
 
 from . import merge
+from .metadata import shown
 
 HISTORY = 10_000
 """Changes that are kept for those who resume a watch, at most."""
@@ -141,7 +142,7 @@ class Store:
             (kind.resource, namespace, name),
         ).fetchone()
         if row is None:
-            raise NotFoundError(f'{kind.resource} "{name}" not found')
+            raise NotFoundError(f'{kind.resource} "{shown(name)}" not found')
         return _object(row[0])
 
     def by_uid(self, uid: str) -> Object | None:

@@ -14,6 +14,7 @@ from libs.errors import ConflictError, InvalidError, NotFoundError, Precondition
 from . import merge, objects
 from .access import SYSTEM
 from .gc import Collector
+from .metadata import shown
 from .store import Owner, Store
 
 EVENTS = 1_000
@@ -42,7 +43,7 @@ class Writer:
         named = merge.fields(document, merge.Shape(kind))
         with self._store.transaction():
             if self._find(kind, said):
-                raise ConflictError(f'{kind.resource} "{metadata["name"]}" already exists')
+                raise ConflictError(f'{kind.resource} "{shown(metadata["name"])}" already exists')
             made = self._born(kind, document)
             self._add(kind, made, _UPDATER, named)
         return made
@@ -53,7 +54,7 @@ class Writer:
         if not manager:
             raise InvalidError(violations={"manager": "Required value"})
         if subresource not in ("", "status") or (subresource and kind not in objects.WITH_STATUS):
-            raise NotFoundError(f"{kind.resource} has no subresource {subresource!r}")
+            raise NotFoundError(f"{kind.resource} has no subresource {shown(subresource)!r}")
         document, shape = objects.claims(kind, said, subresource), merge.Shape(kind)
         named, me = merge.fields(document, shape), (manager, subresource)
         with self._store.transaction():
@@ -99,13 +100,16 @@ class Writer:
         return result
 
     def delete(self, kind: Kind, namespace: str, name: str, uid: str, propagation: Propagation) -> None:
-        """As the port says. PreconditionError for the namespaces that every home has."""
-        if kind == NAMESPACE and name in _PROTECTED:
-            raise PreconditionError(f'namespaces "{name}" may not be deleted')
+        """As the port says. PreconditionError for the namespaces that every home has, and for the system
+        namespace's ServiceAccounts: without them no component gets a certificate any more."""
+        if (kind == NAMESPACE and name in _PROTECTED) or (kind == SERVICE_ACCOUNT and namespace == SYSTEM):
+            raise PreconditionError(f'{kind.resource} "{shown(name)}" may not be deleted')
         with self._store.transaction():
             thing = self._store.read(kind, namespace, name)
             if uid and thing["metadata"]["uid"] != uid:
-                raise ConflictError(f'{kind.resource} "{name}" has uid {thing["metadata"]["uid"]}, not {uid}')
+                raise ConflictError(
+                    f'{kind.resource} "{name}" has uid {thing["metadata"]["uid"]}, not {shown(uid)}'
+                )
             self._collector.delete(thing, propagation, self._now())
             if kind == SERVICE_ACCOUNT and name == "default":
                 self._give_account(self._store.read(NAMESPACE, "", namespace))
@@ -199,11 +203,12 @@ def _kind_of(thing: Object) -> Kind:
     try:
         return kind_of(*named)
     except (KeyError, TypeError):
-        raise InvalidError(f'no matches for kind "{named[1]}" in version "{named[0]}"') from None
+        kind, version = map(shown, reversed(named))
+        raise InvalidError(f'no matches for kind "{kind}" in version "{version}"') from None
 
 
 def _missing(kind: Kind, said: Object) -> NotFoundError:
-    return NotFoundError(f'{kind.resource} "{said["metadata"]["name"]}" not found')
+    return NotFoundError(f'{kind.resource} "{shown(said["metadata"]["name"])}" not found')
 
 
 def _demand(kind: Kind, said: Object, live: Object | None) -> None:
@@ -212,4 +217,4 @@ def _demand(kind: Kind, said: Object, live: Object | None) -> None:
     for key in ("uid", "resourceVersion"):
         if (wanted := said["metadata"].get(key)) and wanted != current.get(key):
             name = said["metadata"]["name"]
-            raise ConflictError(f'{kind.resource} "{name}": {key} is {current.get(key)}, not {wanted}')
+            raise ConflictError(f'{kind.resource} "{name}": {key} is {current.get(key)}, not {shown(wanted)}')

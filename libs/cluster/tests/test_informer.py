@@ -209,3 +209,38 @@ async def test_first_list_is_tried_until_it_works(fake, informer, clock):
         fake.down = False
         await clock.advance(1)
         await informer.synced()
+
+
+async def test_a_bug_of_a_subscriber_concerns_one_object(fake, informer, caplog):
+    def sick(old, new):
+        if (new or old)["metadata"]["name"] == "poison":
+            raise TypeError("unhashable")
+        healthy.append(new)
+
+    healthy = []
+    await fake.create(config("poison", "1"))
+    informer.subscribe(sick)
+    informer.subscribe(heard := Heard())
+    async with running(informer):
+        await informer.synced()
+        await fake.create(config("a", "1"))
+        await change(fake, "poison", "2")
+        await settle()
+    assert heard == [("poison", None, "1"), ("a", None, "1"), ("poison", "1", "2")]
+    assert [thing["metadata"]["name"] for thing in healthy] == ["a"]
+    bugs = [record for record in caplog.records if record.exc_info and "n/poison" in record.getMessage()]
+    assert len(bugs) == 2
+
+
+async def test_an_object_that_cannot_be_kept_is_left_out(fake, clock, caplog):
+    def keep(thing):
+        return thing | {"data": {"value": thing["data"]["value"].upper()}}
+
+    informer = Informer(fake, CONFIG_MAP, keep=keep, clock=clock.time, sleep=clock.sleep)
+    await fake.create(config("poison", []))
+    async with running(informer):
+        await informer.synced()
+        await fake.create(config("a", "x"))
+        await settle()
+    assert [thing["data"]["value"] for thing in informer.items()] == ["X"]
+    assert "n/poison" in caplog.text

@@ -211,3 +211,21 @@ def test_the_address_needs_a_token_and_a_bundle(tmp_path):
     whole = environment | {"AGENTCTL_TOKEN_FILE": "/token", "AGENTCTL_TRUST_DIR": "/trust"}
     assert load(Credentials, "AGENTCTL_IDENTITY_", whole).identity_address == "operator:7412"
     assert load(Credentials, "AGENTCTL_IDENTITY_", {"AGENTCTL_TLS_DIR": "/tls"}).identity_address == ""
+
+
+async def test_a_bug_does_not_end_the_renewing_in_silence(plane, served, caplog):
+    is_broken = False
+
+    def clock():
+        if is_broken:
+            raise KeyError("a bug")
+        return plane.clock()
+
+    keeping = enrolled(plane.credentials(served.address), clock=clock, check_seconds=FAST)
+    async with keeping as identity:
+        first = identity.certificate.read_bytes()
+        is_broken = True
+        await until(lambda: "after a bug" in caplog.text)
+        assert "KeyError: 'a bug'" in caplog.text
+        is_broken, plane.ahead = False, 2401
+        await until(lambda: identity.certificate.read_bytes() != first)

@@ -58,11 +58,6 @@ class Scripted:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def scripted() -> Scripted:
     return Scripted()
 

@@ -151,3 +151,11 @@ async def test_a_server_of_other_roots_gets_no_token(login, plane, by_file):
     result = await login("--administrator", *by_file)
     assert result.exit_code == 5, result.stderr
     assert not plane.issuer.requests
+
+
+async def test_an_account_that_is_not_there_is_named_with_its_namespace(plane, login, tmp_path):
+    async with api_server(plane, tmp_path) as (kubeconfig, _):
+        words = ["--service-account", "nosuch/ci", "--producer", "nosuch", "--kubeconfig", str(kubeconfig)]
+        result = await login(*words)
+    assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
+    assert "namespace 'nosuch' has no ServiceAccount 'ci', or does not exist" in result.stderr

@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from agentctl.resource.v1 import resource_service_pb2_grpc as pb_grpc
-from libs.cluster.kinds import AGENT, CONFIG_MAP, MODEL_POOL, POD
+from libs.cluster.kinds import AGENT, AGENT_FLEET, CONFIG_MAP, MODEL_POOL, NAMESPACE, POD
 from libs.cluster.local import LocalCluster, open_local
 from libs.errors import NotFoundError
 from libs.mesh import PLANE
@@ -26,7 +26,7 @@ from services.plane.server import Resources
 from services.plane.usage import Usage
 
 from ..__main__ import app
-from ..objects import Lines
+from ..listing import Lines
 
 Command = Callable[..., Awaitable[Result]]
 
@@ -49,6 +49,12 @@ metadata: {name: bad, namespace: demo}
 spec: {mode: sometimes, instruction: a, model: {pool: a}}
 """
 AN_AGENT = AGENT_OF_NO_MODE.replace("sometimes", "once").replace("name: bad", "name: good")
+A_FLEET = """
+apiVersion: agentctl.dev/v1alpha1
+kind: AgentFleet
+metadata: {name: team, namespace: demo}
+spec: {template: {instruction: a, model: {pool: a}}}
+"""
 A_POD = "{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: demo}, spec: {}}"
 
 
@@ -151,6 +157,9 @@ async def test_a_dry_run_says_so_and_changes_nothing(agentctl, cluster):
         ("{kind: ConfigMap, apiVersion: v1, metadata: {name: 7}}", "a ConfigMap without metadata.name"),
         ("{kind: List, apiVersion: v1, items: [1]}", "a document that is no object"),
         ("{kind: Gadget, apiVersion: x/v1, metadata: {name: x}}", "x/v1 Gadget is no kind"),
+        ("a: {[1]: x}", "-, document 2: a key that is no text, in line 7"),
+        ("a: .inf", "-, document 2: .inf is no JSON number"),
+        ("a: &a [*a]", "-, document 2: nested deeper than 32 levels"),
         ("", "no objects in -"),
     ],
 )
@@ -173,6 +182,78 @@ async def test_folders_and_lists_are_taken_apart(agentctl, tmp_path):
     assert (result.exit_code, result.stdout) == (0, "configmap/fine created\nmodelpool/stand-in created\n")
     gone = await agentctl("apply", "-f", str(folder / "nothing.yaml"))
     assert (gone.exit_code, gone.stderr.count("\n")) == (1, 1)
+
+
+async def test_yaml_means_what_it_means_to_kubectl(agentctl, cluster):
+    data = "{1: a, yes: b, 2020-01-01: c}"
+    text = CONFIG.replace('{b: "2", a: "1"}', data).replace("of: test", "of: 2020-01-01")
+    assert (await agentctl("apply", "-f", "-", stdin=text)).exit_code == 0
+    found = await cluster.get(CONFIG_MAP, "demo", "fine")
+    assert found["data"] == {"1": "a", "true": "b", "2020-01-01": "c"}
+    assert found["metadata"]["labels"] == {"of": "2020-01-01"}
+
+
+async def test_a_number_that_no_message_holds_is_refused_by_its_path(agentctl):
+    text = AN_AGENT.replace("mode: once", f"mode: once, limits: {{maxTokens: {2**70}}}")
+    result = await agentctl("apply", "-f", "-", stdin=text)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith(
+        "error: agent/good: spec.limits.maxTokens: 1180591620717411303424 is beyond"
+    )
+
+
+async def test_a_dry_run_counts_the_namespaces_that_it_would_make(agentctl, cluster):
+    new = "{apiVersion: v1, kind: Namespace, metadata: {name: new}}\n"
+    documents = [new, *(text.replace("demo", "new") for text in (CONFIG, AN_AGENT, AGENT_OF_NO_MODE))]
+    result = await agentctl("apply", "--dry-run", "-f", "-", stdin="---\n".join(documents))
+    unchecked = "created (dry run; namespace new is not there yet: not checked further)"
+    assert result.stdout.splitlines() == [
+        "namespace/new created (dry run)", f"configmap/fine {unchecked}", f"agent/good {unchecked}",
+    ]  # fmt: skip
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert 'agent/bad: The Agent "bad" is invalid: spec.mode' in result.stderr
+    with pytest.raises(NotFoundError):
+        await cluster.get(NAMESPACE, "", "new")
+
+
+async def test_objects_without_a_namespace_get_one_hint(agentctl):
+    elsewhere = (POOL + "---" + CONFIG).replace(", namespace: demo", "")
+    result = await agentctl("apply", "-n", "nosuch", "-f", "-", stdin=elsewhere)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith(
+        'error: modelpool/stand-in, configmap/fine: namespaces "nosuch" not found'
+    )
+    assert "-n NAMESPACE or metadata.namespace" in result.stderr
+
+
+async def test_get_agentctl_shows_all_that_people_declare(agentctl):
+    nothing = await agentctl("get", "agentctl", "-n", "demo")
+    assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "nothing found\n")
+    await agentctl("apply", "-f", "-", stdin=f"{POOL}---{CONFIG}---{AN_AGENT}---{A_FLEET}")
+    names = "agent/good\nagentfleet/team\nmodelpool/stand-in\n"
+    assert (await agentctl("get", "agentctl", "-n", "demo", "-o", "name")).stdout == names
+    tables = (await agentctl("get", "agentctl", "-A")).stdout.split("\n\n")
+    assert [table.splitlines()[1].split()[:2] for table in tables] == [
+        ["demo", "agent/good"], ["demo", "agentfleet/team"], ["demo", "modelpool/stand-in"],
+    ]  # fmt: skip
+    listed = json.loads((await agentctl("get", "agentctl", "-n", "demo", "-o", "json")).stdout)
+    assert [each["kind"] for each in listed["items"]] == ["Agent", "AgentFleet", "ModelPool"]
+    assert (await agentctl("get", "agentctl", "-w")).exit_code == 2
+
+
+async def test_scale_holds_against_a_manifest_that_names_no_replicas(agentctl, cluster):
+    missing = await agentctl("scale", "fleet/team", "-n", "demo", "--replicas", "3")
+    assert (missing.exit_code, missing.stderr.count("\n")) == (3, 1)
+    await agentctl("apply", "-f", "-", stdin=A_FLEET)
+    result = await agentctl("scale", "fleet", "team", "-n", "demo", "--replicas", "3")
+    assert (result.exit_code, result.stdout) == (0, "agentfleet/team scaled\n"), result.stderr
+    await agentctl("apply", "-f", "-", stdin=A_FLEET.replace("instruction: a", "instruction: b"))
+    spec = (await cluster.get(AGENT_FLEET, "demo", "team"))["spec"]
+    assert (spec["replicas"], spec["template"]["instruction"]) == (3, "b")
+    refused = await agentctl("scale", "fleet/team", "-n", "demo", "--replicas", "11")
+    assert refused.exit_code == 1
+    assert "spec.replicas: Invalid value: has to be between scaling.minReplicas and" in refused.stderr
+    assert (await agentctl("scale", "agent/good", "--replicas", "3")).exit_code == 2
 
 
 async def test_get_has_each_shape(agentctl):
@@ -240,7 +321,6 @@ async def say(cluster: LocalCluster, status: dict) -> None:
 
 async def test_wait_ends_when_the_condition_comes_true(agentctl, cluster):
     await agentctl("apply", "-f", "-", stdin=AN_AGENT)
-    await say(cluster, conditions("True", "Ready", generation=0))  # of what it was before
     waiting = asyncio.create_task(agentctl("wait", "agent/good", "-n", "demo", "--timeout", "30s"))
     await say(cluster, conditions("False", "Progressing"))
     await say(cluster, conditions("True", "Ready"))
@@ -257,6 +337,31 @@ async def test_wait_that_is_in_vain_says_why(agentctl, cluster):
     result = await agentctl("wait", "agent/good", "-n", "demo", "--timeout", "1s")
     assert result.exit_code == 1
     assert result.stderr == "error: agent/good is not Ready: NotAccepted: no pool a\n"
+
+
+async def test_wait_believes_nothing_that_was_said_of_an_older_generation(agentctl, cluster):
+    await agentctl("apply", "-f", "-", stdin=AN_AGENT)
+    await say(cluster, conditions("True", "Ready"))
+    assert (await agentctl("wait", "agent/good", "-n", "demo")).exit_code == 0
+    await agentctl("apply", "-f", "-", stdin=AN_AGENT.replace("instruction: a", "instruction: b"))
+    result = await agentctl("wait", "agent/good", "-n", "demo", "--timeout", "1s")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "nothing is said of Ready of this generation yet" in result.stderr
+
+
+async def test_wait_asks_a_workload_that_dates_only_its_status(agentctl, cluster):
+    container = {"name": "c", "image": "i"}
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [container]}}
+    metadata = {"name": "d", "namespace": "demo"}
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}
+    spec = {"selector": {"matchLabels": {"a": "b"}}, "template": template}
+    await cluster.create({**deployment, "spec": spec})
+    words = ("wait", "deploy/d", "-n", "demo", "--for", "Available", "--timeout")
+    available = {"type": "Available", "status": "True", "reason": "r", "message": ""}
+    for generation, code in ((1, 0), (2, 1)):  # 1 is the newest
+        status = {"observedGeneration": generation, "conditions": [available]}
+        await cluster.apply({**deployment, "status": status}, "controller", subresource="status")
+        assert (await agentctl(*words, "1s")).exit_code == code
 
 
 async def test_describe_shows_conditions_and_events(agentctl, cluster):
@@ -357,7 +462,17 @@ async def test_nobody_at_home_is_5(tmp_path):
     assert "agentctl up" in result.stderr
 
 
-@pytest.mark.parametrize("content", [None, "current-context: x", "kind: ["])
+EMPTY_KUBECONFIG = """
+current-context: x
+contexts: [{name: x, context: {cluster: x, user: x}}]
+clusters: [{name: x}]
+users: []
+"""
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "[]", "a", "clusters: 7", "current-context: x", "kind: [", EMPTY_KUBECONFIG]
+)
 async def test_a_kubeconfig_that_leads_nowhere_is_5_in_one_line(tmp_path, content):
     kubeconfig = tmp_path / "config"
     if content is not None:

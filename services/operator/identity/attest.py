@@ -1,8 +1,9 @@
 """What the bearer of a believed token may be. Pure: decides from objects that somebody else has read.
 
 A pod is an agent's if the live owners above it, each by uid, lead to a workload that the operator recorded in
-the status of a live Agent or AgentFleet, and if the pod is what that workload's template says. Labels and
-names alone prove nothing, since whoever may create pods may write them.
+the status of a live Agent or AgentFleet, and if all that decides what runs in the pod, and who can reach into
+it, is what that workload's template says. Labels and names alone prove nothing, since whoever may create pods
+may write them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,21 @@ _ENDED = ("Succeeded", "Failed")
 _RECORDING = timedelta(minutes=2)  # from a workload's making to its record in a status, at the most
 _GROUP = "identity.agentctl.dev"
 _REQUEST = "request"
+
+
+# What decides what runs and who reaches it. Both sides have the API server's defaults; what else a pod has
+# may be its scheduler's or an admission plugin's: node, tolerations, priority, resources, pull secrets.
+_POD = (
+    "hostNetwork", "hostPID", "hostIPC", "hostUsers", "shareProcessNamespace", "securityContext",
+    "runtimeClassName", "automountServiceAccountToken", "enableServiceLinks", "dnsPolicy", "dnsConfig",
+    "hostAliases", "resourceClaims", "volumes",
+)  # fmt: skip
+_CONTAINERS = ("containers", "initContainers", "ephemeralContainers")
+_CONTAINER = (
+    "name", "image", "command", "args", "workingDir", "env", "envFrom", "ports", "volumeMounts",
+    "volumeDevices", "lifecycle", "securityContext", "startupProbe", "readinessProbe", "livenessProbe",
+    "restartPolicy", "targetContainerName",
+)  # fmt: skip
 
 
 class UnattestedError(DeniedError):
@@ -107,7 +123,8 @@ def agent(bearer: Bearer, lineage: Lineage, rules: Rules, now: datetime) -> Gran
     namespace, name, uid = _key(pod)
     if namespace == rules.system_namespace:
         raise UnattestedError("no agent lives in the system namespace")
-    if (bearer.pod, bearer.pod_uid) != (name, uid) or bearer.service_account != (namespace, _account(pod)):
+    account = _account_in(pod["spec"])
+    if (bearer.pod, bearer.pod_uid) != (name, uid) or bearer.service_account != (namespace, account):
         raise UnattestedError("the pod is not the one that the token is bound to")
     if pod["metadata"].get("deletionTimestamp") or pod.get("status", {}).get("phase") in _ENDED:
         raise UnattestedError("the pod has ended, or is about to")
@@ -127,10 +144,15 @@ def as_templated(lineage: Lineage) -> bool:
 
 
 def fingerprint(spec: Object) -> str:
-    """What the container `agent` of a pod spec runs."""
-    found = [each for each in spec.get("containers", ()) if each.get("name") == "agent"]
-    runs = [[each.get("image", ""), each.get("command") or [], each.get("args") or []] for each in found]
-    return hashlib.sha256(json.dumps(runs).encode()).hexdigest()
+    """What a pod spec runs and who can reach into it; of a pod and of its template the same."""
+    said = _said(spec, _POD) | {"account": _account_in(spec)}
+    said |= {kind: [_said(each, _CONTAINER) for each in spec.get(kind) or ()] for kind in _CONTAINERS}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _said(thing: Object, fields: Sequence[str]) -> Object:
+    """Of these fields, those that say something; no list is as good as an empty one."""
+    return {name: thing[name] for name in fields if thing.get(name) not in (None, "", [], {})}
 
 
 def _check_declared(workload: Object, declarer: Object, now: datetime) -> None:
@@ -170,8 +192,8 @@ def _key(thing: Object) -> tuple[str, str, str]:
     return metadata["namespace"], metadata["name"], metadata["uid"]
 
 
-def _account(pod: Object) -> str:
-    return pod["spec"].get("serviceAccountName") or "default"
+def _account_in(spec: Object) -> str:
+    return spec.get("serviceAccountName") or "default"
 
 
 def _made_at(thing: Object) -> datetime:

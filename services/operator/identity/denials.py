@@ -64,7 +64,7 @@ class Denials:
         except NotFoundError:
             self._named = frozenset()
         else:
-            self._named = frozenset(" ".join(written.get("data", {}).values()).split())
+            self._named = frozenset(" ".join((written.get("data") or {}).values()).split())
         self._tell(before)
 
     def _tell(self, before: str) -> None:

@@ -47,10 +47,20 @@ class Ledger:
         fact = self._facts.get(key)
         return fact.text if fact and fact.until > self._clock() else ""
 
+    def count(self, prefix: str) -> int:
+        """How many facts, of keys that begin so, were last seen to stand."""
+        now = self._clock()
+        return sum(fact.until > now for key, fact in self._facts.items() if key.startswith(prefix))
+
     def standing(self) -> list[str]:
         """The texts of all facts that were last seen to stand."""
         now = self._clock()
         return [fact.text for fact in self._facts.values() if fact.until > now]
+
+    async def open(self) -> None:
+        """Sees what is there, unless it has before."""
+        if self._thing is None:
+            await self.refresh()
 
     async def refresh(self) -> None:
         """Sees what others have written."""
@@ -104,7 +114,7 @@ class Ledger:
         except NotFoundError:
             self._thing, self._facts = None, {}
             return
-        pairs = ((key, line.rpartition(" ")) for key, line in self._thing.get("data", {}).items())
+        pairs = ((key, line.rpartition(" ")) for key, line in (self._thing.get("data") or {}).items())
         self._facts = {key: Fact(text, float(until)) for key, (text, _, until) in pairs}
 
     def _new(self, data: Mapping[str, str]) -> Object:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,17 +85,16 @@ class Office:
         next_refresh = 0.0
         while True:
             now = time.monotonic()
-            with _trying_again():
-                await self.look(refresh=now >= next_refresh)
-                next_refresh = now + self._charter.keep_seconds if now >= next_refresh else next_refresh
+            refresh = now >= next_refresh
+            if await _done(self.look(refresh=refresh)) and refresh:
+                next_refresh = now + self._charter.keep_seconds
             await asyncio.sleep(self._charter.look_seconds)
 
     async def lead(self) -> None:
         """Rotates, and publishes what has changed, for ever."""
         while True:
             self.denials.news.clear()
-            with _trying_again():
-                await self.keep()
+            await _done(self.keep())
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._charter.keep_seconds):
                     await self.denials.news.wait()
@@ -130,12 +129,14 @@ class Office:
             pki.write_bundle(identity, authority.bundle)
 
 
-@contextmanager
-def _trying_again() -> Iterator[None]:
-    try:
-        yield
-    except (MeshError, OSError, ValueError) as error:
-        _log.warning("identity: %s; trying again", error)
+async def _done(work: Awaitable[None]) -> bool:
+    """Whether it ended well. If not, that is logged: whatever one round meets, the next one comes."""
+    (outcome,) = await asyncio.gather(work, return_exceptions=True)
+    if isinstance(outcome, MeshError | OSError):
+        _log.warning("identity: %s; trying again", outcome)
+    elif outcome is not None:
+        _log.error("identity: trying again after a bug", exc_info=outcome)
+    return outcome is None
 
 
 @asynccontextmanager

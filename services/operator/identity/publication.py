@@ -40,9 +40,10 @@ class Publication:
         self._namespaces.add(namespace)
 
     async def keep(self, bundle: TrustBundle, denied: str) -> None:
-        """Writes the system namespace's copy, and all others that there are or were, if they are wrong."""
+        """Writes the system namespace's copy, and all others of ours that there are or were, if they are
+        wrong. One that belongs to another system namespace is of another operator, and of its authority."""
         found = await self._cluster.list(CONFIG_MAP, labels=_SELECTOR)
-        copies = {key_of(copy)[0]: copy["data"] for copy in found.items if key_of(copy)[1] == NAME}
+        copies = {key_of(copy)[0]: copy.get("data") for copy in found.items if key_of(copy)[1] == NAME}
 
         def is_wrong(namespace: str) -> bool:
             right: Object = self._copy(namespace, bundle, denied)["data"]
@@ -52,18 +53,22 @@ class Publication:
             await self.publish(self._system, bundle, denied)
             if self._system in copies:
                 await self._nudge()
-        self._namespaces |= copies.keys()
+        [home] = await self._owners()
+        self._namespaces |= {key_of(copy)[0] for copy in found.items if home["uid"] in _owners_of(copy)}
         wrong = sorted(filter(is_wrong, self._namespaces - {self._system}))
         for start in range(0, len(wrong), _AT_ONCE):
             some = wrong[start : start + _AT_ONCE]
-            await asyncio.gather(*(self._mend(each, bundle, denied) for each in some))
+            writes = (self.publish(each, bundle, denied) for each in some)
+            outcomes = await asyncio.gather(*writes, return_exceptions=True)  # the others need theirs too
+            for namespace, outcome in zip(some, outcomes, strict=True):
+                self._mended(namespace, outcome)
 
-    async def _mend(self, namespace: str, bundle: TrustBundle, denied: str) -> None:
-        try:
-            await self.publish(namespace, bundle, denied)
-        except MeshError as error:  # most likely it is being deleted; the others need theirs all the same
-            _log.warning("no trust bundle for the namespace %s: %s", namespace, error)
+    def _mended(self, namespace: str, outcome: BaseException | None) -> None:
+        if isinstance(outcome, MeshError):  # most likely it is being deleted
+            _log.warning("no trust bundle for the namespace %s: %s", namespace, outcome)
             self._namespaces.discard(namespace)
+        elif outcome is not None:
+            _log.error("no trust bundle for the namespace %s: a bug", namespace, exc_info=outcome)
 
     async def _owners(self) -> list[Object]:
         if not self._home:
@@ -91,6 +96,12 @@ class Publication:
                 await self._cluster.apply(touched, "agentctl-trust")
             except (ConflictError, InvalidError, NotFoundError):
                 continue  # it is gone
+
+
+def _owners_of(thing: Object) -> set[str]:
+    owners = thing["metadata"].get("ownerReferences") or ()
+    found = (owner.get("uid") for owner in owners if isinstance(owner, dict))
+    return {uid for uid in found if isinstance(uid, str)}
 
 
 def config_map(namespace: str, bundle: TrustBundle, denied: str | None) -> Object:

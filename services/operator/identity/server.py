@@ -113,7 +113,7 @@ class IdentityServer(pb_grpc.IdentityServiceServicer):
             runs = attest.fingerprint(found.pod["spec"])
             # while a change rolls out, the pods of the last revision stay who they are
             if not attest.as_templated(found) and await self._bindings.attested(bearer.pod_uid) != runs:
-                raise UnattestedError("its container is not what the workload's template says")
+                raise UnattestedError("it is not what the workload's template says")
         except UnattestedError as error:
             _log.warning("no certificate for %s, pod %s: %s", bearer.username, bearer.pod, error.why)
             raise

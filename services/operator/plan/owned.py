@@ -39,6 +39,13 @@ def labels(thing: Object, agent: str) -> dict[str, str]:
     return ours
 
 
+def label(thing: Object, name: str) -> str:
+    """A label of a live object, which anybody may have written; empty if there is none, or no text."""
+    found = thing["metadata"].get("labels")
+    text = found.get(name) if isinstance(found, dict) else None
+    return text if isinstance(text, str) else ""
+
+
 def owned(thing: Object, agent: str, kind: Kind, name: str, body: Object) -> Object:
     """An object of the plan. Its controller is `thing`: it goes when that goes."""
     return {

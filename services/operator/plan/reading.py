@@ -48,7 +48,8 @@ def coordinator_of(fleet: str) -> str:
 def names(thing: Object) -> frozenset[str]:
     """The agent names that its pods go by. No other Agent or AgentFleet of the namespace may use them."""
     name = key_of(thing)[1]
-    has_coordinator = thing["kind"] == AGENT_FLEET.name and (thing.get("spec") or {}).get("coordinator")
+    spec = thing.get("spec")
+    has_coordinator = thing["kind"] == AGENT_FLEET.name and isinstance(spec, dict) and spec.get("coordinator")
     return frozenset({name, coordinator_of(name)} if has_coordinator else {name})
 
 
@@ -70,7 +71,8 @@ def content_of(part: Part, hashes: Mapping[str, str]) -> dict[str, str]:
 
 def contents(thing: Object) -> dict[str, str]:
     """Hashes of a ConfigMap's or Secret's content, for `Context.hashes`: of the whole, and of each key."""
-    data: dict[str, Any] = {**(thing.get("binaryData") or {}), **(thing.get("data") or {})}
+    said = (thing.get("binaryData"), thing.get("data"))
+    data = {key: value for each in said if isinstance(each, dict) for key, value in each.items()}
     whole = f"{thing['kind']}/{key_of(thing)[1]}"
     return {whole: digest(data)} | {f"{whole}/{key}": digest(value) for key, value in data.items()}
 

@@ -14,12 +14,9 @@ import pytest
 
 from libs.cluster.kinds import NAMESPACE
 from libs.cluster.local import open_local
-from libs.conftest import anyio_backend
 
 from .world import World
 from .world import namespace as make_namespace
-
-__all__ = ["anyio_backend"]
 
 _KUBECONFIG = "AGENTCTL_TEST_KUBECONFIG"
 

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
+import pytest
 
-from libs.cluster import Object
-from libs.cluster.kinds import AGENT, CONFIG_MAP, MODEL_POOL, SECRET
+from libs.cluster import Listing, Object, controller_of
+from libs.cluster.kinds import AGENT, AGENT_FLEET, CONFIG_MAP, DEPLOYMENT, MODEL_POOL, POD, SECRET, Kind
 from services.operator.cache import Cache
 from services.operator.key import Key
 
-from .world import World
+from .world import Through, World
 
 
 @asynccontextmanager
@@ -120,3 +121,83 @@ async def test_what_is_heard_while_we_write_waits_for_the_answer(local: World):
         assert key not in woken
         cache.end(key, made)
         assert key in woken
+
+
+IDLE = {"name": "agent", "image": "registry.test/x"}
+NONSENSE = [
+    {"metadata": {"ownerReferences": [{"controller": True, "kind": [], "name": {}, "uid": 1}]}},
+    {"metadata": {"ownerReferences": [{"controller": True, "kind": "Agent", "name": ["x"], "uid": {}}]}},
+    {"metadata": {"ownerReferences": ["Agent", None, 3]}},
+    {"metadata": {"ownerReferences": None, "labels": None}},
+    {"metadata": {"labels": {"agentctl.dev/agent": ["x"], "agentctl.dev/fleet": {}}}},
+    {"metadata": {"labels": {"agentctl.dev/agent": "x", "agentctl.dev/fleet": ["y"]}}},
+    {"metadata": {"labels": ["agentctl.dev/agent"]}},
+    {"binaryData": ["a"], "data": "b"},
+    {"data": {"key": ["no", "text"]}},
+    {"spec": ["no", "spec"]},
+    {"spec": None},
+]
+
+
+class Foreign(Through):
+    """Has an object of every kind that no schema has seen."""
+
+    nonsense: Object
+
+    async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> Listing:
+        listing = await super().list(kind, namespace, labels)
+        metadata = {"name": "odd", "namespace": "demo", "uid": "odd", "resourceVersion": "1"}
+        named = {"apiVersion": kind.api_version, "kind": kind.name, **self.nonsense}
+        odd = {**named, "metadata": {**metadata, **self.nonsense.get("metadata", {})}}
+        return Listing([*listing.items, odd], listing.revision)
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE, ids=str)
+async def test_an_object_that_makes_no_sense_stops_nobody(
+    local: World, nonsense: Object, caplog: pytest.LogCaptureFixture
+):
+    foreign = Foreign(local.cluster)
+    foreign.nonsense = copy.deepcopy(nonsense)
+    world = World(foreign, local.namespace, local.folder)
+    async with following(world) as (cache, woken):
+        await local.apply(local.agent("x"))
+        await local.until(lambda: Key(AGENT, "demo", "x") in woken)
+        assert cache.children(Key(AGENT, "demo", "x")) == []
+    assert not [record for record in caplog.records if record.exc_info], "nor is it a bug of ours"
+
+
+def test_a_malformed_controller_is_none():
+    right = {"apiVersion": "v1", "kind": "K", "name": "n", "uid": "u", "controller": True}
+    assert controller_of({"metadata": {"ownerReferences": [right]}}) == right
+    for key in right:
+        assert controller_of({"metadata": {"ownerReferences": [right | {key: ["x"]}]}}) is None
+
+
+async def test_a_pod_whose_labels_change_is_of_the_other_agent(local: World):
+    await local.apply(local.agent("x"))
+    deployment = await local.cluster.create({
+        "apiVersion": "apps/v1", "kind": DEPLOYMENT.name, "metadata": {"name": "x", "namespace": "demo"},
+        "spec": {
+            "selector": {"matchLabels": {"agentctl.dev/agent": "x"}},
+            "template": {"metadata": {"labels": {"agentctl.dev/agent": "x"}}, "spec": {"containers": [IDLE]}},
+        },
+    })  # fmt: skip
+    pod = await local.pod(deployment, "x")
+    name, labels = pod["metadata"]["name"], pod["metadata"]["labels"]
+    async with following(local) as (cache, woken):
+        assert cache.pods("demo", frozenset({"x"}))
+        woken.clear()
+        changed = {
+            **pod["metadata"],
+            "labels": {**labels, "agentctl.dev/agent": "y", "agentctl.dev/fleet": "y"},
+        }
+        pod = await local.cluster.replace({**await local.get(POD, name), "metadata": {**changed}})
+        await local.until(lambda: woken)
+        assert set(woken) == {Key(AGENT, "demo", "x"), Key(AGENT_FLEET, "demo", "y")}
+        assert not cache.pods("demo", frozenset({"x"}))
+        assert cache.pods("demo", frozenset({"y"}))
+        woken.clear()
+        bare = {key: value for key, value in labels.items() if key != "agentctl.dev/agent"}
+        await local.cluster.replace({**pod, "metadata": {**pod["metadata"], "labels": bare}})
+        await local.until(lambda: woken)
+        assert not cache.pods("demo", frozenset({"y"}))

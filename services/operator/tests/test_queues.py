@@ -13,10 +13,12 @@ from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import coordination_service_pb2_grpc as pb_grpc
 from agentctl.coordination.v1 import work_pb2
 from libs.cluster.kinds import AGENT, AGENT_FLEET, CONFIG_MAP, CRON_JOB, DEPLOYMENT, POD
-from libs.errors import UnavailableError
+from libs.errors import ExhaustedError, InvalidError, UnavailableError
 from libs.testing.mesh import Mesh
+from services.operator.key import Key
+from services.operator.plan import Queue
 from services.operator.pods import Ended, ended
-from services.operator.queues import Remote
+from services.operator.queues import Queues, Remote
 
 from .world import IMAGE, World
 
@@ -29,10 +31,13 @@ class Told:
     configured: int = 0
     released: list[tuple[str, str]] = field(default_factory=list)
     down: bool = False
+    refuses: str = ""
 
     async def configure(self, queue: str, max_attempts: int, agents: tuple[str, ...]) -> bool:
         if self.down:
             raise UnavailableError("down")
+        if self.refuses:
+            raise ExhaustedError(self.refuses)
         changed = self.queues.get(queue) != (max_attempts, agents)
         self.queues[queue] = max_attempts, agents
         self.configured += changed
@@ -40,6 +45,8 @@ class Told:
 
     async def release(self, namespace: str, pod_uid: str, reason: str) -> None:
         self.released.append((namespace, pod_uid))
+        if self.refuses:
+            raise InvalidError(self.refuses)
 
 
 @dataclass
@@ -80,6 +87,50 @@ async def test_a_coordination_that_is_down_holds_up_no_agent(local: World):
         told.down = False
         await local.until(lambda: "demo/f" in told.queues)
         await local.until(lambda: not operator.controller.failing)
+
+
+async def test_a_fleet_says_that_its_queue_is_refused_for_as_long_as_it_is(local: World):
+    told = Told(refuses="namespace demo has its most queues (1)")
+    async with local.operator(coordination=told):
+        await local.apply(local.fleet("f"))
+        said = await local.condition(AGENT_FLEET, "f", "QueueConfigured", "QueueRefused", "False")
+        assert said["message"] == "queue f: namespace demo has its most queues (1)"
+        told.refuses = ""
+        await local.until(lambda: "demo/f" in told.queues)
+
+        async def is_well() -> bool:
+            conditions = (await local.get(AGENT_FLEET, "f"))["status"]["conditions"]
+            return "QueueConfigured" not in {each["type"] for each in conditions}
+
+        await local.until(is_well)
+
+
+def test_agents_for_which_a_queue_has_no_room_are_named():
+    told: list[Key] = []
+    queues = Queues(lambda namespace, name: None, told.append)
+    fleets = [Key(AGENT_FLEET, "demo", f"f{number:02}") for number in range(66)]
+    for fleet in fleets:
+        queues.set(fleet, Queue("q", 3, (fleet.name,)))
+    queues.settle("demo", "q", "")
+    assert told == fleets[64:]
+    assert queues.trouble(fleets[65]) == "queue q: it has its 64 agents without f65"
+    assert queues.trouble(fleets[0]) == ""
+    queues.set(fleets[0], None)
+    queues.settle("demo", "q", "")
+    assert (told[2:], queues.trouble(fleets[64])) == ([fleets[64]], "")
+
+
+async def test_a_pod_whose_end_coordination_refuses_does_not_fail_for_ever(local: World):
+    told = Told()
+    async with local.operator(coordination=told, identities=Denied()) as operator:
+        await local.apply(local.fleet("f"))
+        pod = await local.pod(await local.there(DEPLOYMENT, "f"), "f", fleet="f")
+        await local.until(lambda: told.queues)
+        told.refuses = "no such pod"
+        await local.report(pod, {"phase": "Failed"})
+        await local.until(lambda: told.released)
+        await local.settle(operator, AGENT_FLEET, ["f"])
+        assert not operator.controller.failing
 
 
 async def test_what_a_pod_held_comes_back_once_its_node_says_that_it_ended(local: World):

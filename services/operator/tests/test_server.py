@@ -16,9 +16,12 @@ from libs.documents import document_of, struct_of
 from libs.errors import DeniedError, InvalidError, NotFoundError, UnavailableError
 from libs.mesh import OPERATOR
 from libs.testing.mesh import Mesh
+from services.operator.controller import Controller
+from services.operator.key import Key
 from services.operator.operating import Operator, answering
 
 from .world import Counting, World
+from .world import namespace as make_namespace
 
 
 @asynccontextmanager
@@ -137,7 +140,26 @@ async def test_a_user_sees_its_own_namespace_only(local: World):
         assert document_of(answer.objects[0].object)["kind"] == DEPLOYMENT.name
 
 
+@pytest.mark.parametrize(("role", "count"), [("user", 1), ("administrator", 2)])
+async def test_a_user_is_told_the_numbers_of_its_own_namespace(local: World, role: str, count: int):
+    await local.cluster.create(make_namespace("elsewhere"))
+    other = local.agent("x", "schedule")
+    await local.cluster.create({**other, "metadata": {"name": "x", "namespace": "elsewhere"}})
+    await local.apply(local.agent("mine", "schedule"))
+    async with served(local, role) as (stub, operator):
+        await local.until(lambda: not operator.controller.depths())
+        status = await stub.GetStatus(pb.GetStatusRequest())
+        assert status.cached_counts["Agent"] == count
+
+
 async def test_an_agent_may_ask_nothing(local: World):
     async with served(local, "agent") as (stub, _):
         with pytest.raises(DeniedError):
             await stub.GetStatus(pb.GetStatusRequest())
+
+
+async def test_depths_are_counted_by_namespace():
+    controller = Controller(workers=1, resync=600)
+    for namespace in ("demo", "elsewhere", "elsewhere"):
+        controller.wake(Key(AGENT, namespace, "x"))
+    assert (controller.depths(), controller.depths("demo")) == ({"Agent": 2}, {"Agent": 1})

@@ -79,7 +79,10 @@ def singleton():
 
 def pod(owner, name="p", code=None, waiting=None, created="2026-01-01T00:00:00Z"):
     state = {"terminated": {"exitCode": code}} if code is not None else {"waiting": {"reason": waiting}}
-    reference = {"kind": owner["kind"], "name": "w", "uid": owner["metadata"]["uid"], "controller": True}
+    reference = {
+        "apiVersion": owner["apiVersion"], "kind": owner["kind"],
+        "name": "w", "uid": owner["metadata"]["uid"], "controller": True,
+    }  # fmt: skip
     labels = {"agentctl.dev/agent": "a"}
     metadata = {"name": name, "labels": labels, "ownerReferences": [reference], "creationTimestamp": created}
     return {"metadata": metadata, "status": {"containerStatuses": [{"name": "agent", "state": state}]}}
@@ -131,14 +134,57 @@ def test_not_ready_without_a_workload():
     assert singleton().ready() == ("False", "Progressing", "the workload is not there yet")
 
 
-def test_stalled_says_what_the_pods_say():
+def test_not_ready_for_the_reason_that_the_pods_say():
     stalled = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]
     world = singleton().apply(**deployment(available=0), conditions=stalled)
     world.pods = [pod(world.child(DEPLOYMENT, "a"), waiting="ErrImagePull")]
-    expected = ("False", "Stalled", "0 of 1 ready, 1 up to date; pod p: ImagePullBackOff")
+    expected = ("False", "ImagePullBackOff", "0 of 1 ready, 1 up to date; pod p: ImagePullBackOff")
     assert world.ready() == expected
     world.pods = [pod(world.child(DEPLOYMENT, "a"), waiting="ImagePullBackOff")]
     assert world.ready() == expected  # the two take turns, and the status does not follow
+
+
+def test_stalled_if_no_pod_says_why():
+    stalled = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]
+    assert singleton().apply(**deployment(available=0), conditions=stalled).ready()[1] == "Stalled"
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "said"),
+    [
+        ("ImagePullBackOff", "Back-off pulling, 20 s", "ImagePullBackOff"),
+        ("InvalidImageName", "no name: X", "InvalidImageName: no name: X"),
+        (
+            "CreateContainerConfigError",
+            'secret "s" not found',
+            'CreateContainerConfigError: secret "s" not found',
+        ),
+        ("CreateContainerError", "try 7", "CreateContainerError"),
+        ("CrashLoopBackOff", "back-off 40s", "CrashLoopBackOff"),
+        ("Unsupported", "a volume of this kind", "Unsupported: a volume of this kind"),
+        ("ImageEntrypointUnknown", "say its command", "ImageEntrypointUnknown: say its command"),
+    ],
+)
+def test_a_pod_that_waits_for_good_is_no_roll_out(reason, message, said):
+    world = singleton().apply(**deployment(available=0))
+    world.pods = [pod(world.child(DEPLOYMENT, "a"), waiting=reason)]
+    world.pods[0]["status"]["containerStatuses"][0]["state"]["waiting"]["message"] = message
+    assert world.ready() == ("False", reason, f"0 of 1 ready, 1 up to date; pod p: {said}")
+    assert world.look()["phase"] == "Failing"
+    run = once().apply(**job_status())
+    run.pods = [pod(run.child(JOB, "a"), waiting=reason)]
+    assert run.ready()[:2] == ("False", reason)
+
+
+def test_a_pod_that_crashes_again_and_again_is_the_same_between_its_tries():
+    world = singleton().apply(**deployment(available=0))
+    ended = {"terminated": {"exitCode": 2}}
+    for state in ({"waiting": {"reason": "CrashLoopBackOff"}}, {"running": {}}, ended):
+        container = {"name": "agent", "state": state, "lastState": ended, "restartCount": 2}
+        world.pods = [pod(world.child(DEPLOYMENT, "a"), waiting="")]
+        world.pods[0]["status"] = {"containerStatuses": [container]}
+        assert world.ready()[1] == "CrashLoopBackOff"
+        assert world.ready()[2].endswith("pod p: CrashLoopBackOff: exit code 2 (terminal)")
 
 
 def test_an_agent_that_ends_again_and_again_shows_its_exit_code():
@@ -219,7 +265,7 @@ def test_a_failed_run_says_its_exit_code_and_what_it_asks():
     world.pods = [
         later,
         pod(job, "p", code=4),
-        pod({"kind": "Job", "metadata": {"uid": "other"}}, "r", code=0),
+        pod({**job, "metadata": {"uid": "other"}}, "r", code=0),
     ]
     state, reason, message = world.ready()
     assert (state, reason) == ("False", "Failed")
@@ -277,9 +323,13 @@ def nightly(**schedule):
 
 def add_run(world, number, how, code=None):
     clock = world.child(CRON_JOB, "a")
-    reference = {"kind": "CronJob", "name": "a", "uid": clock["metadata"]["uid"], "controller": True}
+    reference = {
+        "apiVersion": "batch/v1", "kind": "CronJob", "name": "a",
+        "uid": clock["metadata"]["uid"], "controller": True,
+    }  # fmt: skip
     day = f"2026-01-{number:02}T03:"
     job = {
+        "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": f"a-{number}", "uid": f"job-{number}", "ownerReferences": [reference]},
         "status": job_status(how, f"{day}00:00Z", f"{day}10:00Z"),

@@ -95,10 +95,10 @@ class Container:
         if self._child:
             self._child.kill()
 
-    def bound_log(self) -> None:
-        """Keeps its log from growing without end."""
+    async def bound_log(self) -> None:
+        """Keeps its log from growing without end. OSError."""
         if self._child and self._child.exit_code is None:
-            self._child.bound_log(self._host.limits.log_bytes)
+            await self._child.bound_log(self._host.limits.log_bytes)
 
     def check(self) -> None:
         """InvalidError if it wants what there is not here."""
@@ -150,11 +150,11 @@ class Container:
             news = self._pod.news()
             try:
                 variables = await variables_of(declared, self._pod.view(), self._host.inputs)
+                launch = launch_of(declared, self._pod, variables, self._host)
                 break
             except (MissingError, InvalidError) as error:
                 self._wait("CreateContainerConfigError", str(error))
                 await news.wait()
-        launch = launch_of(declared, self._pod, variables, self._host)
         program = program_of(launch)
         if program is None:
             why = f"there is no {launch.words[0]} to run in {launch.directory}"

@@ -10,12 +10,12 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
 from libs.cluster import Object
 from libs.cluster.kinds import CRON_JOB, JOB
+from libs.cluster.local.rules import zone_of
 from libs.errors import ConflictError, InvalidError
 
 from .declared import check
@@ -136,7 +136,7 @@ def _status(cron_job: Object, jobs: list[Object], active: list[Object], served: 
 
 
 def _zone(name: str | None) -> tzinfo:
-    try:
-        return ZoneInfo(name) if name else UTC
-    except (ZoneInfoNotFoundError, ValueError) as error:
-        raise InvalidError(violations={"spec.timeZone": f"there is no {name}"}) from error
+    zone = zone_of(name) if name else UTC
+    if zone is None:
+        raise InvalidError(violations={"spec.timeZone": f"there is no {name}"})
+    return zone

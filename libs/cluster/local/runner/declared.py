@@ -14,8 +14,9 @@ from libs.cluster import Object
 from libs.cluster.kinds import CRON_JOB, DEPLOYMENT, JOB, POD, STATEFUL_SET, Kind
 from libs.errors import InvalidError
 
-_Natural = Annotated[int, msgspec.Meta(ge=0)]
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+_Mode = Annotated[int, msgspec.Meta(ge=0, le=0o777)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z")]  # it becomes a file's
 _Port = _Positive | str
 _Share = _Natural | Annotated[str, msgspec.Meta(pattern=r"\A[0-9]+%\Z")]
@@ -140,7 +141,7 @@ class _Files(_Part):
     secret_name: str = ""
     items: list[_Item] | None = None
     optional: bool = False
-    default_mode: _Natural = 0
+    default_mode: _Mode = 0
 
 
 class _Token(_Part):

@@ -15,23 +15,39 @@ from libs.errors import InvalidError
 from .inputs import Inputs
 
 _REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
+MOST_TEXT = 2**20
+"""Characters that the values of a container's variables have together, at most; its words, too."""
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 
-def expanded(text: str, variables: Mapping[str, str]) -> str:
-    """`text` with each $(NAME) that is known replaced; $$ stands for one dollar."""
+def expanded(text: str, variables: Mapping[str, str], room: int = MOST_TEXT) -> str:
+    """`text` with each $(NAME) that is known replaced; $$ stands for one dollar. InvalidError if that gets
+    longer than `room`."""
+    left = room - len(text)
 
     def put(match: re.Match[str]) -> str:
-        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
+        nonlocal left
+        value = "$" if match[0] == "$$" else variables.get(match[1], match[0])
+        left -= len(value) - len(match[0])
+        _demand(left >= 0)  # before it is put together: variables that name each other grow exponentially
+        return value
 
-    return _REFERENCE.sub(put, text)
+    result = _REFERENCE.sub(put, text)
+    _demand(left >= 0)
+    return result
+
+
+def _demand(fits: bool) -> None:
+    if not fits:
+        raise InvalidError(f"its variables, or its words, have more than {MOST_TEXT} characters")
 
 
 async def variables_of(container: Object, pod: Object, inputs: Inputs) -> dict[str, str]:
     """The variables that the container declares. MissingError while an object or key that one names is not
-    there; InvalidError for a source that there is not here."""
+    there; InvalidError for a source that there is not here, or if they have more than MOST_TEXT."""
     namespace = pod["metadata"]["namespace"]
     variables: dict[str, str] = {}
+    room = MOST_TEXT
     for source in container.get("envFrom", ()):
         field = "configMapRef" if "configMapRef" in source else "secretRef"
         named = source[field]
@@ -39,10 +55,14 @@ async def variables_of(container: Object, pod: Object, inputs: Inputs) -> dict[s
             namespace, named["name"], optional=named.get("optional", False)
         )
         prefix = source.get("prefix", "")
+        room -= sum(map(len, data.values()))
+        _demand(room >= 0)
         variables |= {prefix + key: os.fsdecode(content) for key, content in data.items()}
     for each in container.get("env", ()):
         value = await _value(each, pod, inputs, variables)
         if value is not None:
+            room -= len(value)
+            _demand(room >= 0)
             variables[each["name"]] = value
     return variables
 

@@ -30,10 +30,12 @@ Clock = Callable[[], datetime]
 
 @dataclass(frozen=True)
 class Limits:
-    """What the machine is spared. Logs and tokens are looked at every `housekeeping` seconds."""
+    """What the machine is spared. Tokens are looked at every `housekeeping` seconds, the sizes of logs every
+    `log_seconds`: a process can write a gigabyte in one."""
 
     pods: int = 256
     log_bytes: int = 10 * 2**20
+    log_seconds: float = 0.25
     housekeeping: float = 5.0
     stop: float = 60.0  # seconds that pods get at most when the runner itself stops
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from libs.cluster import Object
 
-from .environment import expanded
+from .environment import MOST_TEXT, expanded
 from .host import Host
 from .process import Launch
 from .volumes import Volumes, translated
@@ -36,12 +36,13 @@ class Within(Protocol):
 
 def launch_of(declared: Object, pod: Within, variables: Mapping[str, str], host: Host) -> Launch:
     """How the container starts, its own variables being those. Paths under its mountPaths are put right; it
-    starts in its workingDir, or in the pod's folder."""
+    starts in its workingDir, or in the pod's folder. InvalidError if its words become too long."""
     mounts = pod.volumes.mounts(declared)
-    words = [
-        translated(expanded(word, variables), mounts)
-        for word in (*declared["command"], *declared.get("args", ()))
-    ]
+    words, room = list[str](), MOST_TEXT
+    for word in (*declared["command"], *declared.get("args", ())):
+        text = expanded(word, variables, room)
+        room -= len(text)
+        words.append(translated(text, mounts))
     scratch = {"TMPDIR": str(mounts["/tmp"])} if "/tmp" in mounts else {}  # not the machine's own
     own = {name: translated(value, mounts) for name, value in variables.items()}
     host_name = {"HOSTNAME": pod.view()["metadata"]["name"]}

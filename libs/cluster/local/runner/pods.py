@@ -105,6 +105,14 @@ class Pod:
         for container in (*self._mains, *self._inits):
             container.kill()
 
+    async def bound_logs(self) -> None:
+        """Keeps the logs of its containers from growing without end."""
+        for container in (*self._mains, *self._inits):
+            try:
+                await container.bound_log()
+            except OSError as error:
+                _log.warning("log of pod %s/%s: %s", *self.key, error)
+
     async def run(self) -> None:
         """Runs it; returns when its processes are gone and its last status is written."""
         try:
@@ -210,13 +218,11 @@ class Pod:
                 await self._seen.wait()
             is_news, self._seen = self._seen.is_set(), self._news  # before reading, so that none is missed
             try:
-                for container in (*self._mains, *self._inits):
-                    container.bound_log()
                 now = self._host.clock().timestamp()
                 if is_news or self.volumes.token_due(now):
                     await self.volumes.refresh(self.view(), now)
             except (MeshError, OSError) as error:
-                _log.warning("volumes and logs of pod %s/%s stay as they are: %s", *self.key, error)
+                _log.warning("the volumes of pod %s/%s stay as they are: %s", *self.key, error)
 
     async def _tell(self) -> None:
         while True:

@@ -20,11 +20,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import anyio
 import psutil  # type: ignore[import-untyped]
 
 _DIE_WITH_US = ("--pdeathsig", "KILL", "--")
 _GONE_SECONDS = 10.0
 _POLL_SECONDS = 0.01
+_PIECE = 65_536
 
 
 @dataclass(frozen=True)
@@ -120,15 +122,12 @@ class Child:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def bound_log(self, size: int) -> None:
-        """Moves the log to `….log.1` if it is larger than `size`: copied and cut, since the child keeps it
-        open; a line that is written in that very moment may be lost."""
-        log = self._launch.log
+    async def bound_log(self, size: int) -> None:
+        """If the log is larger than `size`, its last bytes, so many, become `….log.1`: copied and cut, since
+        the child keeps it open; what is written in that very moment may be lost. OSError."""
         with suppress(FileNotFoundError):  # somebody tidied up
-            if log.stat().st_size > size:
-                _older(log).write_bytes(log.read_bytes())
-                _older(log).chmod(0o600)
-                os.truncate(log, 0)
+            if self._launch.log.stat().st_size > size:
+                await anyio.to_thread.run_sync(_cut, self._launch.log, size)
 
     def _end_group(self) -> None:
         # Its number is not another's: only a new process of this pid could have made such a group since.
@@ -190,6 +189,20 @@ def _started(pid: int) -> str:
         return ""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{after_name[19]}"  # field 22 of proc(5): ticks since boot
+
+
+def _cut(log: Path, size: int) -> None:
+    beside = log.with_name(log.name + ".new")
+    with log.open("r+b") as file:
+        try:
+            left = min(size, file.seek(0, os.SEEK_END))
+            file.seek(-left, os.SEEK_END)
+            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as copy:
+                while left and (piece := file.read(min(left, _PIECE))):
+                    left -= copy.write(piece)
+            beside.replace(_older(log))
+        finally:
+            file.truncate(0)  # above all when the disk is full
 
 
 def _older(log: Path) -> Path:

@@ -49,6 +49,8 @@ _CONTROLLERS: dict[Kind, Reconcile] = {
 _BY_NAME = {kind.name: reconcile for kind, reconcile in _CONTROLLERS.items()}
 
 _LIMITS = Limits()
+_BUG = "RunnerError"
+_LONGEST_MESSAGE = 500
 _LONGEST_WAIT = 60.0  # the clock may jump, and seconds do not count while a machine sleeps
 
 _log = logging.getLogger(__name__)
@@ -82,7 +84,7 @@ class Runner:
         self._pods: dict[str, Pod] = {}  # by uid
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._queue: WorkQueue[Key] = WorkQueue()
-        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._bugs: dict[str, str] = {}  # what ended pods that should not have ended, by uid
 
     async def run(self) -> None:
         """Sweeps, then runs everything until cancelled; then stops every pod within its grace, a minute at
@@ -106,7 +108,7 @@ class Runner:
                     informer.subscribe(self._subscriber(kind, host))
                     group.start_soon(informer.run)
                 group.start_soon(self._work, host)
-                await self._broken
+                group.start_soon(self._bound_logs)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._stop_all()
@@ -154,10 +156,11 @@ class Runner:
                 pod.is_gone = True
                 pod.stop(0.0)
         elif not is_there:
+            self._bugs.pop(uid, None)
             shutil.rmtree(self._folder / "pods" / uid, ignore_errors=True)
         elif is_deleted(thing):
             self._queue.add((POD.name, *key_of(thing)))
-        elif not is_ended(thing):
+        elif not is_ended(thing) and uid not in self._bugs:
             try:
                 check(POD, thing)
             except InvalidError:
@@ -169,11 +172,12 @@ class Runner:
     def _over(self, pod: Pod, task: asyncio.Task[None]) -> None:
         """A pod has ended, and nothing of it runs any more."""
         del self._pods[pod.uid], self._tasks[pod.uid]
-        if not task.cancelled() and (error := task.exception()):
-            if not self._broken.done():
-                self._broken.set_exception(error)
-        elif pod.is_gone:
+        if pod.is_gone:
             shutil.rmtree(pod.folder, ignore_errors=True)
+        elif not task.cancelled() and (error := task.exception()):
+            _log.error("pod %s/%s: a bug ended it", *pod.key, exc_info=error)
+            self._bugs[pod.uid] = _line_of(error)
+            self._queue.add((POD.name, *pod.key))
 
     async def _work(self, host: Host) -> None:
         while True:
@@ -181,23 +185,37 @@ class Runner:
             kind, namespace, name = key
             reconcile = _BY_NAME.get(kind, self._settle)
             try:
-                wait = await reconcile(host, namespace, name)
-            except NotFoundError:
-                self._queue.forget(key)
-            except ConflictError:  # it has changed, or gone, since it was read
-                self._queue.retry(key)
-            except InvalidError as error:
-                _log.warning("%s %s/%s: %s", kind, namespace, name, error)
-                self._queue.forget(key)
-            except MeshError as error:
-                _log.warning("%s %s/%s: %s", kind, namespace, name, error, extra={"reason": error.reason})
-                self._queue.retry(key)
-            else:
-                self._queue.forget(key)
-                if wait is not None:
-                    self._queue.add_after(key, min(wait, _LONGEST_WAIT))
+                # As a value: a bug in the pass of one object is no reason to stop all others.
+                (outcome,) = await asyncio.gather(reconcile(host, namespace, name), return_exceptions=True)
+                self._passed(key, outcome)
             finally:
                 self._queue.done(key)
+
+    def _passed(self, key: Key, outcome: float | BaseException | None) -> None:
+        match outcome:
+            case NotFoundError():
+                self._queue.forget(key)
+            case ConflictError():  # it has changed, or gone, since it was read
+                self._queue.retry(key)
+            case InvalidError():
+                _log.warning("%s %s/%s: %s", *key, outcome)
+                self._queue.forget(key)
+            case MeshError():
+                _log.warning("%s %s/%s: %s", *key, outcome, extra={"reason": outcome.reason})
+                self._queue.retry(key)
+            case BaseException():
+                _log.error("%s %s/%s: a bug in its pass", *key, exc_info=outcome)
+                self._queue.retry(key)
+            case _:
+                self._queue.forget(key)
+                if outcome is not None:
+                    self._queue.add_after(key, min(outcome, _LONGEST_WAIT))
+
+    async def _bound_logs(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.log_seconds)
+            for pod in list(self._pods.values()):
+                await pod.bound_logs()
 
     async def _settle(self, host: Host, namespace: str, name: str) -> None:
         """Lets a pod go that is to be deleted and does not run, and fails one that cannot."""
@@ -206,6 +224,8 @@ class Runner:
             return
         if is_deleted(pod):
             return await release(host, (namespace, name), pod["metadata"]["uid"])
+        if bug := self._bugs.get(pod["metadata"]["uid"]):
+            return await write_status(self._cluster, POD, pod, _status_of_bug(pod, bug))
         try:
             check(POD, pod)
         except InvalidError as error:
@@ -217,3 +237,23 @@ class Runner:
             pod.stop(min(pod.grace, self._limits.stop), ("Terminated", "the plane was stopped"))
         if tasks := list(self._tasks.values()):
             await asyncio.wait(tasks)
+
+
+def _status_of_bug(pod: Object, message: str) -> Object:
+    """A pod that a bug of ours has ended waits, lest it is made again and again; one that is never restarted
+    has failed."""
+    if pod["spec"].get("restartPolicy") == "Never":
+        return {"phase": "Failed", "reason": _BUG, "message": message}
+    waiting = {"waiting": {"reason": _BUG, "message": message}}
+    containers = [
+        {"name": each["name"], "image": each.get("image", ""), "imageID": ""}
+        | {"ready": False, "restartCount": 0, "state": waiting}
+        for each in pod["spec"]["containers"]
+    ]
+    return {"phase": "Pending", "containerStatuses": containers}
+
+
+def _line_of(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_MESSAGE]

@@ -8,10 +8,13 @@ starts. There is no subPath, and no volume but those below.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+import anyio
 
 from libs.cluster import Object
 from libs.errors import InvalidError
@@ -22,6 +25,8 @@ from .inputs import Inputs
 _TOKEN_LIFE = 0.8  # of a token's life is over when the next one takes its place
 _TOKEN_SECONDS = 3600
 _PUBLIC, _PRIVATE = 0o644, 0o600
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_SHOWN = 100
 _KINDS = ("emptyDir", "configMap", "secret", "projected", "downwardAPI")
 
 
@@ -67,7 +72,7 @@ class Volumes:
             folder = self._folder / volume["name"]
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if "emptyDir" not in volume:
-                _fill(folder, await self._files(volume, pod, now))
+                await anyio.to_thread.run_sync(_fill, folder, await self._files(volume, pod, now))
 
     def token_due(self, now: float) -> bool:
         """Whether a token wants another in its place."""
@@ -137,8 +142,8 @@ def _chosen(data: Mapping[str, bytes], declared: Object, mode: int) -> Files:
 
 def _safe(path: str) -> str:
     pure = PurePosixPath(path)
-    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
-        raise InvalidError(f"{path!r} is no path inside a volume")
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts or _CONTROL.search(path):
+        raise InvalidError(f"{path[:_SHOWN]!r} is no path inside a volume")
     return str(pure)
 
 

@@ -12,6 +12,7 @@ import pytest
 from libs.cluster import Listing
 from libs.cluster.kinds import (
     CONFIG_MAP,
+    CRON_JOB,
     DEPLOYMENT,
     EVENT,
     LEASE,
@@ -316,6 +317,13 @@ def mounting(volume):
     return said
 
 
+def owned_by(*several, **parts):
+    whole = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}
+    said = config_map()
+    said["metadata"]["ownerReferences"] = [whole | each for each in several or (parts,)]
+    return said
+
+
 @pytest.mark.parametrize(
     ("said", "where"),
     [
@@ -330,6 +338,32 @@ def mounting(volume):
         (config_map(labels={"-": "b"}), "metadata.labels"),
         (config_map(labels=[]), "metadata.labels"),
         (config_map(finalizers=["a", "a"]), "metadata.finalizers[1]"),
+        (config_map(finalizers=[1]), "metadata.finalizers[0]"),
+        (config_map(finalizers=["no name"]), "metadata.finalizers[0]"),
+        (config_map(finalizers=[f"a.dev/{index}" for index in range(65)]), "metadata.finalizers"),
+        (config_map(annotations={"a": 1}), "metadata.annotations[a]"),
+        (config_map(annotations={"a": "x" * 2**18}), "metadata.annotations"),
+        (owned_by(kind=["Agent"]), "metadata.ownerReferences[0].kind"),
+        (owned_by(name={"a": "b"}), "metadata.ownerReferences[0].name"),
+        (owned_by(uid=1), "metadata.ownerReferences[0].uid"),
+        (owned_by(apiVersion=""), "metadata.ownerReferences[0].apiVersion"),
+        (owned_by(controller="yes"), "metadata.ownerReferences[0].controller"),
+        (owned_by(*({"uid": str(index)} for index in range(65))), "metadata.ownerReferences"),
+        (config_map(binaryData=[]), "binaryData"),
+        (config_map(binaryData={"k": "a"}), "binaryData[k]"),
+        (config_map(binaryData={"k": 5}), "binaryData[k]"),
+        (config_map(binaryData={"k": ""}, data={"k": ""}), "binaryData[k]"),
+        (config_map(data={"..": ""}), "data[..]"),
+        (config_map(data={str(index): "" for index in range(1001)}), "data"),
+        (config_map(data={"a": "x" * (2**20 + 1)}), "data"),
+        (config_map(immutable="no"), "immutable"),
+        (thing(SECRET, "s", stringData={"a": 1}), "stringData[a]"),
+        (thing(SECRET, "s", stringData={"a": "\ud800"}), "stringData[a]"),
+        (thing(SECRET, "s", data={"a": 1}), "data[a]"),
+        *(
+            (thing(CRON_JOB, "c", spec={"schedule": "@daily", "timeZone": zone}), "spec.timeZone")
+            for zone in ("Mars/Olympus", "America", "../zone", "a\0b", "", "Local", 1)
+        ),
         (pod() | {"spec": "none"}, "spec"),
         (thing(DEPLOYMENT, "web", spec={"template": template(app="web")}), "spec.selector"),
         (
@@ -513,3 +547,24 @@ async def test_a_lease_is_an_object_like_any_other(cluster):
 
 async def test_it_says_what_it_is(cluster):
     assert await cluster.version() == "local"
+
+
+async def test_a_refusal_repeats_no_long_text(cluster):
+    long = "x" * 100_000
+    for said in (config_map(long), config_map(labels={long: long}), config_map(data={f"{long}/": "1"})):
+        with pytest.raises(InvalidError) as caught:
+            await cluster.create(said)
+        assert len(str(caught.value)) + len(str(caught.value.violations)) < 2_000
+    with pytest.raises(InvalidError) as caught:
+        await cluster.create(config_map(labels={f"{index}/": 1 for index in range(1_000)}))
+    assert len(str(caught.value)) < 4_000
+    with pytest.raises(NotFoundError) as missing:
+        await cluster.get(CONFIG_MAP, "default", long)
+    assert len(str(missing.value)) < 200
+
+
+async def test_the_accounts_of_the_system_stay(cluster):
+    for name in (ADMINISTRATOR, "default"):
+        with pytest.raises(PreconditionError, match="may not be deleted"):
+            await cluster.delete(SERVICE_ACCOUNT, SYSTEM, name)
+        assert await cluster.get(SERVICE_ACCOUNT, SYSTEM, name)

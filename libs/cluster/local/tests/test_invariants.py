@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 import anyio
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.cluster.kinds import CONFIG_MAP, NAMESPACE, SECRET, SERVICE_ACCOUNT, kind_of
@@ -140,7 +140,7 @@ async def check(cluster):
     assert all(kind_of(item["apiVersion"], item["kind"]) in WATCHED for item in there.values())
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(histories)
 def test_no_history_breaks_the_rules(history):
     asyncio.run(run(history))

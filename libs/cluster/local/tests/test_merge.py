@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.cluster.kinds import AGENT, DEPLOYMENT, MCP_SERVER_SET, SCALED_OBJECT
@@ -13,7 +13,6 @@ from libs.cluster.local import merge
 from libs.errors import InvalidError
 
 SHAPE = merge.Shape(DEPLOYMENT)
-any_pace = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 names = st.sampled_from("abcde")
 scalars = st.integers(0, 3) | st.text("xy", max_size=2) | st.booleans()
@@ -65,7 +64,6 @@ def unordered(value, path=()):
     return value
 
 
-@any_pace
 @given(documents, documents)
 def test_applying_twice_changes_nothing(live, document):
     object_ = Applied(live)
@@ -73,17 +71,21 @@ def test_applying_twice_changes_nothing(live, document):
     assert object_.apply("me", document) == once
 
 
-@any_pace
+def at(value, path):
+    for depth, step in enumerate(path):
+        value = (value if isinstance(step, str) else SHAPE.items(path[:depth], value))[step]
+    return value
+
+
 @given(documents, documents)
 def test_all_that_was_said_is_so(live, document):
     result = Applied(live).apply("me", document)
     said = merge.fields(document, SHAPE)
     empty = {path for path in said if merge.changed(document, result, [path], SHAPE)}
     # an empty map or list says only that there is one: what is in it stays
-    assert all(merge._at(document, path, SHAPE) in ({}, []) for path in empty)
+    assert all(at(document, path) in ({}, []) for path in empty)
 
 
-@any_pace
 @given(documents)
 def test_naming_nothing_removes_all_that_i_named(document):
     object_ = Applied({})
@@ -91,7 +93,6 @@ def test_naming_nothing_removes_all_that_i_named(document):
     assert object_.apply("me", {}) == {}
 
 
-@any_pace
 @given(documents, documents)
 def test_what_another_named_stays_when_i_name_it_no_more(mine, theirs):
     object_ = Applied({})
@@ -103,7 +104,6 @@ def test_what_another_named_stays_when_i_name_it_no_more(mine, theirs):
     assert not merge.changed(before, object_.live, kept, SHAPE)
 
 
-@any_pace
 @given(documents, documents)
 def test_two_who_say_different_fields_commute(one, two):
     mine = {"data": {f"my-{key}": value for key, value in one.get("data", {}).items()}}
@@ -122,7 +122,6 @@ def test_two_who_say_different_fields_commute(one, two):
     assert unordered(forth.live) == unordered(back.live)
 
 
-@any_pace
 @given(containers, containers)
 def test_the_order_of_a_list_that_two_share_settles(one, two):
     object_ = Applied({})
@@ -216,3 +215,41 @@ def test_a_keyed_list_without_keys_is_refused(containers, where, what):
 
 def test_null_says_nothing():
     assert merge.without_nulls({"a": None, "b": {"c": None}, "d": [{"e": None}]}) == {"b": {}, "d": [{}]}
+
+
+class Counted(merge.Shape):
+    """Counts how many items of lists are looked at."""
+
+    looked_at = 0
+
+    def items(self, path, value):
+        self.looked_at += len(value)
+        return super().items(path, value)
+
+
+def test_a_list_is_looked_through_once_however_many_fields_it_has():
+    count = 1_000
+    shape = Counted(DEPLOYMENT)
+    env = [{"name": f"V{index}", "value": "1"} for index in range(count)]
+    before = {"spec": {"template": {"spec": {"containers": [{"name": "a", "env": env}]}}}}
+    after = copy.deepcopy(before)
+    after["spec"]["template"]["spec"]["containers"][0]["env"] = [each | {"value": "2"} for each in env]
+    paths = merge.fields(before, shape)
+    shape.looked_at = 0
+    assert len(merge.changed(before, after, paths, shape)) == count
+    assert merge.removed(before, paths, (), shape) == {}
+    assert merge.removed(before, paths, paths, shape) == before
+    assert shape.looked_at < 10 * count
+
+
+def test_new_items_come_after_the_one_that_they_follow_in_the_document():
+    def named(names):
+        return {"spec": {"template": {"spec": {"containers": [{"name": name} for name in names]}}}}
+
+    def order(live, said):
+        whole = merge.merged(named(live), named(said), SHAPE)
+        return "".join(each["name"] for each in whole["spec"]["template"]["spec"]["containers"])
+
+    assert order("abc", "xbyza") == "xbyzac"
+    assert order("", "xyz") == "xyz"
+    assert order("ab", "xy") == "abxy"

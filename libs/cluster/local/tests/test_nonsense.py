@@ -8,7 +8,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.cluster.kinds import KINDS, NETWORK_POLICY, SECRET, SERVICE, STATEFUL_SET
@@ -97,7 +97,7 @@ async def attempts(said):
                     await cluster.apply(whole, "before")
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(broken())
 def test_nonsense_is_no_bug(said):
     asyncio.run(attempts(said))

@@ -192,3 +192,9 @@ async def test_large_changes_are_forgotten_sooner(monkeypatch, cluster):
         await anext(cluster.watch(CONFIG_MAP, since=since))
     async with aclosing(cluster.watch(CONFIG_MAP, since=str(int(since) + 6))) as changes:
         assert await take(changes, 4) == [("ADDED", f"a-{number}") for number in range(6, 10)]
+
+
+@pytest.mark.parametrize("since", ["x", "-1", "1.5", "\u0661", "\u00b2", "1" * 20, "1" * 5_000, "1 "])
+async def test_a_revision_is_a_number(cluster, since):
+    with pytest.raises(InvalidError):
+        await anext(cluster.watch(CONFIG_MAP, since=since))

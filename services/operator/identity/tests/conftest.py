@@ -103,7 +103,9 @@ class World:
         status = named("agentctl.dev/v1alpha1", "AgentFleet", namespace, name, status={"workloads": known})
         await self.cluster.apply(status, "test", subresource="status")
 
-    async def pod(self, workload, *, owners=None, labels=None, image=IMAGE, namespace="", account="default"):
+    async def pod(
+        self, workload, *, owners=None, labels=None, image=IMAGE, namespace="", account="default", more=None
+    ):
         self.pods += 1
         metadata = workload["metadata"]
         name = metadata["name"]
@@ -114,7 +116,7 @@ class World:
                     "labels": {"agentctl.dev/agent": name} if labels is None else labels,
                     "ownerReferences": owner(workload) if owners is None else owners,
                 },
-                spec={"serviceAccountName": account, **template(name, image)["spec"]},
+                spec={"serviceAccountName": account, **template(name, image)["spec"], **(more or {})},
             )
         )  # fmt: skip
 

@@ -19,18 +19,37 @@ LATER = datetime(2026, 1, 2, tzinfo=UTC)
 BEARER = Bearer("system:serviceaccount:demo:robot", pod="worker-1", pod_uid="pod-uid")
 
 
+OTHERS = {
+    "nodeName": "n", "tolerations": [{"key": "node.kubernetes.io/not-ready"}], "priority": 0,
+    "imagePullSecrets": [{"name": "s"}], "preemptionPolicy": "PreemptLowerPriority", "schedulerName": "s",
+}  # fmt: skip
+"""What schedulers, kubelets and admission plugins write into pods."""
+
+
+def whole():
+    """A template as the API server has it."""
+    made = template("worker")
+    made["spec"] |= {"serviceAccountName": "robot", "automountServiceAccountToken": False, "volumes": VOLUMES}
+    made["spec"]["containers"][0] |= {"env": [{"name": "A", "value": "a"}], "volumeMounts": [MOUNT]}
+    return made
+
+
+VOLUMES = [{"name": "t", "emptyDir": {}}]
+MOUNT = {"name": "t", "mountPath": "/t"}
+
+
 def right():
     """A pod, its Deployment and its fleet, as they should be."""
     pod = named(
         "v1", "Pod", "demo", "worker-1",
         metadata={"uid": "pod-uid", "labels": {"agentctl.dev/agent": "worker", "more": "is fine"}},
-        spec={"serviceAccountName": "robot", **template("worker")["spec"]},
+        spec={**whole()["spec"], **OTHERS},
         status={"phase": "Running"},
     )  # fmt: skip
     deployment = named(
         "apps/v1", "Deployment", "demo", "worker",
         metadata={"uid": "deployment-uid", "creationTimestamp": MADE},
-        spec={"selector": {"matchLabels": {"agentctl.dev/agent": "worker"}}, "template": template("worker")},
+        spec={"selector": {"matchLabels": {"agentctl.dev/agent": "worker"}}, "template": whole()},
     )  # fmt: skip
     record = {"kind": "Deployment", "name": "worker", "uid": "deployment-uid"}
     fleet = named(
@@ -132,9 +151,53 @@ def test_a_young_workload_may_still_be_recorded():
         ("pod.spec.containers.0.command", ["sh"]),
         ("pod.spec.containers.0.args", ["-c", "env"]),
         ("pod.spec.containers.0.name", "other"),
+        ("pod.spec.containers.0.workingDir", "/evil"),
+        ("pod.spec.containers.0.env", [{"name": "A", "value": "a"}, {"name": "LD_PRELOAD", "value": "/t/x"}]),
+        ("pod.spec.containers.0.env", [{"name": "A", "value": "b"}]),
+        ("pod.spec.containers.0.env", []),
+        ("pod.spec.containers.0.envFrom", [{"configMapRef": {"name": "evil"}}]),
+        ("pod.spec.containers.0.volumeMounts", [MOUNT, {"name": "t", "mountPath": "/usr/bin"}]),
+        ("pod.spec.containers.0.volumeMounts", [{**MOUNT, "subPath": "x"}]),
+        ("pod.spec.containers.0.volumeDevices", [{"name": "d", "devicePath": "/dev/d"}]),
+        ("pod.spec.containers.0.lifecycle", {"postStart": {"exec": {"command": ["sh"]}}}),
+        ("pod.spec.containers.0.livenessProbe", {"exec": {"command": ["sh"]}}),
+        ("pod.spec.containers.0.readinessProbe", {"exec": {"command": ["sh"]}}),
+        ("pod.spec.containers.0.startupProbe", {"exec": {"command": ["sh"]}}),
+        ("pod.spec.containers.0.securityContext", {"privileged": True}),
+        ("pod.spec.containers.0.ports", [{"containerPort": 1, "hostPort": 1}]),
+        ("pod.spec.containers", [*whole()["spec"]["containers"], {"name": "more", "image": "evil"}]),
+        ("pod.spec.initContainers", [{"name": "first", "image": "evil"}]),
+        (
+            "pod.spec.ephemeralContainers",
+            [{"name": "debug", "image": "evil", "targetContainerName": "agent"}],
+        ),
+        ("pod.spec.volumes", [{"name": "t", "hostPath": {"path": "/"}}]),
+        ("pod.spec.volumes", [*VOLUMES, {"name": "kube-api-access-x", "projected": {}}]),
+        ("pod.spec.automountServiceAccountToken", True),
+        ("pod.spec.serviceAccountName", "another"),
+        ("pod.spec.securityContext", {"runAsUser": 0}),
+        ("pod.spec.runtimeClassName", "evil"),
+        ("pod.spec.hostNetwork", True),
+        ("pod.spec.hostPID", True),
+        ("pod.spec.hostIPC", True),
+        ("pod.spec.shareProcessNamespace", True),
+        ("pod.spec.hostAliases", [{"ip": "10.0.0.1", "hostnames": ["operator"]}]),
+        ("pod.spec.dnsConfig", {"nameservers": ["10.0.0.1"]}),
     ],
 )
 def test_what_the_container_runs_is_what_the_template_says(path, value):
     things = deepcopy(right())
     put(things, path, value)
+    assert not attest.as_templated(lineage(things))
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "Job", "CronJob"])
+def test_the_template_of_every_kind_of_workload_counts(kind):
+    things = deepcopy(right())
+    spec = things["deployment"]["spec"]
+    put(things, "deployment.kind", kind)
+    if kind == "CronJob":
+        put(things, "deployment.spec", {"jobTemplate": {"spec": spec}})
+    assert attest.as_templated(lineage(things))
+    spec["template"]["spec"]["hostPID"] = True
     assert not attest.as_templated(lineage(things))

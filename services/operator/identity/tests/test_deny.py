@@ -137,6 +137,8 @@ def forgeries():
         "no label": {"labels": {}},
         "another agent's label": {"labels": {"agentctl.dev/agent": "boss"}},
         "another image": {"image": "evil"},
+        "another container": {"more": {"initContainers": [{"name": "first", "image": "evil"}]}},
+        "the host's network": {"more": {"hostNetwork": True}},
     }
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import anyio
 import pytest
 
 from libs.cluster.kinds import CONFIG_MAP, NAMESPACE, POD
 from libs.pki import TrustBundle
-from services.operator.identity.attest import AGENT_LIFETIME
+from services.operator.identity.attest import AGENT_LIFETIME, Rules
 from services.operator.identity.office import open_office
 from services.operator.identity.publication import NAME
 from services.operator.identity.vault import ROTATE, SECRET_NAME
 
+from ...tests.world import Through
 from .conftest import SYSTEM, named
 
 pytestmark = pytest.mark.anyio
@@ -76,6 +80,20 @@ async def test_copies_that_somebody_changed_or_deleted_are_mended(world, office)
         assert TrustBundle.of(await world.published(namespace)) == office.vault.authority.bundle
 
 
+async def test_the_copies_of_another_operator_are_left_alone(world, office, charter):
+    elsewhere = replace(charter, rules=Rules("another-system"), tls_dir=world.folder / "another")
+    for namespace in ("demo", "other", "another-system"):
+        await world.namespace(namespace)
+    await office.publish("demo")
+    async with open_office(world.cluster, elsewhere, world.now) as another:
+        await another.publish("other")
+        await another.keep()
+        await office.keep()
+        assert TrustBundle.of(await world.published("demo")) == office.vault.authority.bundle
+        assert TrustBundle.of(await world.published("other")) == another.vault.authority.bundle
+        assert office.vault.authority.bundle != another.vault.authority.bundle
+
+
 async def test_a_pod_that_is_gone_is_denied_until_its_certificate_has_ended(world, office, charter):
     await office.keep()
     assert (await world.published())["denied"] == ""
@@ -124,3 +142,79 @@ async def test_news_touch_the_components_pods_so_that_a_kubelet_looks(world, off
     await office.keep()
     annotations = (await world.cluster.get(POD, SYSTEM, "coordination-1"))["metadata"]["annotations"]
     assert annotations == {"agentctl.dev/trust-revision": await version(world, SYSTEM)}
+
+
+class Buggy(Through):
+    """Has a bug in the writes to one namespace, so many times."""
+
+    def __init__(self, inner, namespace, times):
+        super().__init__(inner)
+        self.namespace, self.times = namespace, times
+
+    def before(self, verb, kind, namespace, name):
+        if (kind, namespace, name) == (CONFIG_MAP, self.namespace, NAME) and self.times:
+            self.times -= 1
+            raise KeyError("a bug")
+
+
+async def test_a_copy_of_somebody_elses_making_stops_nobody(world, office):
+    for namespace in ("demo", "stranger"):
+        await world.namespace(namespace)
+    await office.publish("demo")
+    labels = (await world.cluster.get(CONFIG_MAP, "demo", NAME))["metadata"]["labels"]
+    await world.cluster.create(named("v1", "ConfigMap", "stranger", NAME, metadata={"labels": labels}))
+    await world.cluster.delete(CONFIG_MAP, "demo", NAME)
+    await office.keep()
+    assert TrustBundle.of(await world.published("demo")) == office.vault.authority.bundle
+    assert "data" not in await world.cluster.get(CONFIG_MAP, "stranger", NAME), "it is not ours"
+
+
+async def test_what_one_namespace_meets_is_logged_and_the_others_are_served(world, charter, caplog):
+    buggy = Buggy(world.cluster, "demo", 0)
+    async with open_office(buggy, charter, world.now) as office:
+        for namespace in ("demo", "other"):
+            await world.namespace(namespace)
+            await office.publish(namespace)
+            await world.cluster.delete(CONFIG_MAP, namespace, NAME)
+        buggy.times = 1
+        await office.keep()
+        assert TrustBundle.of(await world.published("other")) == office.vault.authority.bundle
+        assert "the namespace demo: a bug" in caplog.text
+        assert "Traceback" in caplog.text
+        await office.keep()
+        assert TrustBundle.of(await world.published("demo")) == office.vault.authority.bundle
+
+
+async def copies(world):
+    return (await world.cluster.list(CONFIG_MAP, SYSTEM, "agentctl.dev/trust=bundle")).items
+
+
+@pytest.mark.parametrize("loop", ["run", "lead"])
+async def test_the_loops_outlive_a_bug_and_say_it(world, charter, loop, caplog):
+    """As the system's own copy, or the administrator's list, meets it: before all others."""
+
+    class Broken(Through):
+        broken = False
+
+        async def get(self, kind, namespace, name):
+            if self.broken:
+                self.broken = False
+                raise KeyError("a bug")
+            return await super().get(kind, namespace, name)
+
+    broken = Broken(world.cluster)
+    quick = replace(charter, look_seconds=0.01, keep_seconds=0.01)
+    entries = {"why": POD_ID}
+    async with open_office(broken, quick, world.now) as office, anyio.create_task_group() as group:
+        broken.broken = True
+        group.start_soon(getattr(office, loop))
+        with anyio.fail_after(10):
+            while "after a bug" not in caplog.text:  # noqa: ASYNC110  (nothing tells when it was logged)
+                await anyio.sleep(0.01)
+            await world.cluster.apply(named("v1", "ConfigMap", SYSTEM, "agentctl-denied", data=entries), "x")
+            if loop == "run":
+                await office.denials.news.wait()
+            while loop == "lead" and not await copies(world):  # noqa: ASYNC110  (as above)
+                await anyio.sleep(0.01)
+        group.cancel_scope.cancel()
+    assert "Traceback" in caplog.text

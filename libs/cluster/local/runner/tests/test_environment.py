@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.cluster.local.runner.environment import expanded, field_of
+from libs.cluster.local.runner.environment import MOST_TEXT, expanded, field_of
 from libs.cluster.local.runner.volumes import translated
 from libs.errors import InvalidError
 
@@ -66,3 +66,10 @@ def test_another_field_is_refused():
 def test_paths_at_or_under_a_mount_are_put_right(text, result):
     mounts = {"/run/a": Path("/real/a"), "/run/a/deep": Path("/real/deep")}
     assert translated(text, mounts) == result
+
+
+def test_variables_that_name_each_other_do_not_explode():
+    assert expanded("$(A)$(A)", {"A": "x"}, room=2) == "xx"
+    for text, room in (("$(A)" * 300_000, MOST_TEXT), ("$(A)$(A)", 1), ("abc", 2)):
+        with pytest.raises(InvalidError, match="more than"):
+            expanded(text, {"A": "x" * 2**10 if room == MOST_TEXT else "x"}, room)

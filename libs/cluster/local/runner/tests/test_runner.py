@@ -13,24 +13,27 @@ import anyio
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from libs.cluster.kinds import JOB, POD
-from libs.cluster.local import open_local
+from libs.cluster.kinds import CONFIG_MAP, DEPLOYMENT, JOB, POD
+from libs.cluster.local import LocalCluster, open_local
 from libs.cluster.local.runner import Runner
 from libs.cluster.local.runner.process import end_left_over
 
 from .world import (
+    LIMITS,
     PYTHON,
     SLEEP,
     STUBBORN,
     TIMEOUT,
     Clock,
     World,
+    container,
     deployment,
     end_all,
     is_ready,
     job,
     processes_of,
     template,
+    workload,
 )  # fmt: skip
 
 PLANE = textwrap.dedent("""
@@ -208,3 +211,58 @@ def test_a_process_that_only_has_the_pid_of_ours_is_left_alone(tmp_path):
     finally:
         os.kill(other.pid, signal.SIGKILL)
         other.wait()
+
+
+class Poisoned(LocalCluster):
+    """A home whose ConfigMap `poison` is a bug to read, and whose Deployment `poison` is one."""
+
+    async def get(self, kind, namespace, name):
+        if name == "poison" and kind in (CONFIG_MAP, DEPLOYMENT):
+            raise RuntimeError("a bug")
+        return await super().get(kind, namespace, name)
+
+
+@pytest.fixture
+async def poisoned(tmp_path):
+    async with open_local(tmp_path) as cluster:
+        cluster.__class__ = Poisoned
+        environment = {"PATH": os.environ["PATH"], "WORLD": str(tmp_path)}
+        runner = Runner(
+            cluster, tmp_path, commands={"python": PYTHON}, environment=environment, limits=LIMITS
+        )
+        running = asyncio.create_task(runner.run())
+        yield World(cluster, tmp_path, Clock(), runner, running)
+        running.cancel()
+        await asyncio.wait([running])
+    assert running.cancelled()
+    assert await asyncio.to_thread(end_all, tmp_path) == []
+
+
+@pytest.mark.parametrize("policy", ["Always", "Never"])
+async def test_a_bug_ends_its_pod_and_no_other(poisoned: World, policy, caplog):
+    env = [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "poison", "key": "k"}}}]
+    spec = {"containers": [container(SLEEP), container(SLEEP, "bad", env=env)], "restartPolicy": policy}
+    await poisoned.apply(workload("Pod", "p", spec))
+
+    def told(pod):
+        status = pod.get("status", {})
+        waiting = [each["state"].get("waiting", {}) for each in status.get("containerStatuses", ())]
+        return "RunnerError: RuntimeError: a bug" in [
+            f"{each.get('reason')}: {each.get('message')}" for each in [status, *waiting]
+        ]
+
+    sick = await poisoned.pod("p", told)
+    assert sick["status"]["phase"] == ("Failed" if policy == "Never" else "Pending")
+    assert [record.exc_info for record in caplog.records if "a bug ended it" in record.message]
+    assert poisoned.processes() == []
+    await poisoned.apply(deployment())
+    await poisoned.ready("a")
+    await poisoned.cluster.delete(POD, "default", "p")
+    await poisoned.gone(POD, "p")
+
+
+async def test_a_bug_in_the_pass_of_a_workload_stops_no_other(poisoned: World, caplog):
+    await poisoned.apply(deployment("poison"))
+    await poisoned.apply(deployment())
+    await poisoned.ready("a")
+    assert [record.exc_info for record in caplog.records if "a bug in its pass" in record.message]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from datetime import timedelta
 
 import pytest
@@ -162,3 +164,31 @@ async def test_what_there_is_not_here_is_named(world: World, volume, mount, why)
     kept = await world.pod("kept", waits)
     assert kept["status"]["phase"] == "Pending"
     assert world.processes() == []
+
+
+@pytest.mark.parametrize("path", ["x\0y", "a\nb", "../a", "/a"])
+async def test_a_path_is_inside_and_has_no_control_characters(world: World, path):
+    await world.apply(config("c", {"data": {"k": "v"}}))
+    volume = {"name": "v", "configMap": {"name": "c", "items": [{"key": "k", "path": path}]}}
+    await world.apply(mounted([volume]))
+
+    def refused(pod):
+        statuses = pod.get("status", {}).get("containerStatuses", ())
+        return any(
+            "no path inside" in each["state"].get("waiting", {}).get("message", "") for each in statuses
+        )
+
+    assert await world.pod("p", refused)
+
+
+async def test_volumes_are_filled_beside_the_event_loop(world: World, monkeypatch):
+    threads = []
+    monkeypatch.setattr(
+        "os.open", lambda *args, open=os.open: threads.append(threading.current_thread()) or open(*args)
+    )
+    await world.apply(config("c", {"data": {"k": "v"}}))
+    await world.apply(config("agent", {}, "ServiceAccount"))
+    await world.apply(mounted([{"name": "v", "configMap": {"name": "c"}}]))
+    running = await world.pod("p", is_ready)
+    assert file(world, running, "v/k").read_text() == "v"
+    assert any(thread is not threading.main_thread() for thread in threads)
