@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -179,7 +180,8 @@ def test_a_pod_that_waits_for_good_is_no_roll_out(reason, message, said):
 def test_a_pod_that_crashes_again_and_again_is_the_same_between_its_tries():
     world = singleton().apply(**deployment(available=0))
     ended = {"terminated": {"exitCode": 2}}
-    for state in ({"waiting": {"reason": "CrashLoopBackOff"}}, {"running": {}}, ended):
+    states: list[dict[str, Any]] = [{"waiting": {"reason": "CrashLoopBackOff"}}, {"running": {}}, ended]
+    for state in states:
         container = {"name": "agent", "state": state, "lastState": ended, "restartCount": 2}
         world.pods = [pod(world.child(DEPLOYMENT, "a"), waiting="")]
         world.pods[0]["status"] = {"containerStatuses": [container]}

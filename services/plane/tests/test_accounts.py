@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
@@ -15,11 +17,12 @@ from services.plane.accounts import Accounts
 class Sick(LocalCluster):
     """A home that fails to issue tokens as often as it is told."""
 
-    failures: list[Exception] = []
+    failures: Sequence[Exception] = ()
 
     async def issue_token(self, namespace, account, audience, seconds):
         if self.failures:
-            raise self.failures.pop()
+            error, *self.failures = self.failures
+            raise error
         return await super().issue_token(namespace, account, audience, seconds)
 
 
@@ -36,11 +39,13 @@ async def test_a_token_is_renewed_after_a_try_that_failed(tmp_path, error, caplo
 
     async with open_local(tmp_path / "objects") as cluster:
         cluster.__class__ = Sick
+        sick = cast(Sick, cluster)
         accounts = Accounts(cluster, SYSTEM, tmp_path, tmp_path / "identities", sleep=sleep)
         async with accounts.mounted(["plane"]), asyncio.timeout(20):
             token = accounts.credentials("plane").token_file
+            assert token is not None
             token.write_text("old")
-            cluster.failures = [error]
+            sick.failures = [error]
             for _ in range(2):
                 await asleep.acquire()
                 wake.release()

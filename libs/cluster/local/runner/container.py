@@ -97,7 +97,7 @@ class Container:
 
     async def bound_log(self) -> None:
         """Keeps its log from growing without end. OSError."""
-        if self._child and self._child.exit_code is None:
+        if self._child:
             await self._child.bound_log(self._host.limits.log_bytes)
 
     def check(self) -> None:

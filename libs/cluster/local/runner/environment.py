@@ -23,17 +23,17 @@ _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 def expanded(text: str, variables: Mapping[str, str], room: int = MOST_TEXT) -> str:
     """`text` with each $(NAME) that is known replaced; $$ stands for one dollar. InvalidError if that gets
     longer than `room`."""
-    left = room - len(text)
+    left = room
 
     def put(match: re.Match[str]) -> str:
         nonlocal left
         value = "$" if match[0] == "$$" else variables.get(match[1], match[0])
-        left -= len(value) - len(match[0])
+        left -= len(value)
         _demand(left >= 0)  # before it is put together: variables that name each other grow exponentially
         return value
 
     result = _REFERENCE.sub(put, text)
-    _demand(left >= 0)
+    _demand(len(result) <= room)
     return result
 
 

@@ -121,6 +121,7 @@ class Pod:
                 group.start_soon(self._tell)
                 self.changed()
                 await self._live()
+                await self.bound_logs()
                 self._over = True
                 group.cancel_scope.cancel()
             await self._write()

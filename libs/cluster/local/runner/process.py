@@ -124,10 +124,13 @@ class Child:
 
     async def bound_log(self, size: int) -> None:
         """If the log is larger than `size`, its last bytes, so many, become `….log.1`: copied and cut, since
-        the child keeps it open; what is written in that very moment may be lost. OSError."""
+        the child keeps it open; what is written in that very moment may be lost. Of one that has ended they
+        become the log. OSError."""
+        log = self._launch.log
         with suppress(FileNotFoundError):  # somebody tidied up
-            if self._launch.log.stat().st_size > size:
-                await anyio.to_thread.run_sync(_cut, self._launch.log, size)
+            if log.stat().st_size > size:
+                to = _older(log) if self.exit_code is None else log
+                await anyio.to_thread.run_sync(_cut, log, size, to)
 
     def _end_group(self) -> None:
         # Its number is not another's: only a new process of this pid could have made such a group since.
@@ -191,7 +194,7 @@ def _started(pid: int) -> str:
     return f"{boot}/{after_name[19]}"  # field 22 of proc(5): ticks since boot
 
 
-def _cut(log: Path, size: int) -> None:
+def _cut(log: Path, size: int, to: Path) -> None:
     beside = log.with_name(log.name + ".new")
     with log.open("r+b") as file:
         try:
@@ -200,7 +203,7 @@ def _cut(log: Path, size: int) -> None:
             with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as copy:
                 while left and (piece := file.read(min(left, _PIECE))):
                     left -= copy.write(piece)
-            beside.replace(_older(log))
+            beside.replace(to)
         finally:
             file.truncate(0)  # above all when the disk is full
 

@@ -362,4 +362,16 @@ async def test_a_log_that_grows_fast_is_cut_to_its_last_bytes(tmp_path):
         await child.wait()
     assert log.read_bytes() == b""
     assert (tmp_path / "agent.log.1").read_bytes() == b"a" * 2_000 + b"b" * 1_000
-    assert not (tmp_path / "agent.log.new").exists()
+    log.write_bytes(b"c" * 4_000)
+    await child.bound_log(3_000)  # it has ended: that is its log
+    assert log.read_bytes() == b"c" * 3_000
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["agent.log", "agent.log.1"]
+
+
+async def test_the_log_of_a_container_that_has_ended_is_bounded(world: World):
+    code = f"import os; os.write(1, b'x' * {LIMITS.log_bytes * 5} + b'end')"
+    await world.apply(pod({"containers": [container(code)], "restartPolicy": "Never"}))
+    done = await world.pod("p", lambda pod: pod["status"]["phase"] == "Succeeded")
+    log = world.log(done)
+    assert len(log) == LIMITS.log_bytes
+    assert log.endswith("xend")
