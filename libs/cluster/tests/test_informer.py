@@ -208,7 +208,7 @@ async def test_a_bug_of_a_subscriber_concerns_one_object(fake, informer, caplog)
             raise TypeError("unhashable")
         healthy.append(new)
 
-    healthy: list[Object | None] = []
+    healthy: list[Object] = []
     await fake.create(config("poison", "1"))
     informer.subscribe(sick)
     informer.subscribe(heard := Heard())
