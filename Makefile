@@ -67,8 +67,10 @@ else
 	$(MAKE) image
 	$(if $(filter node,$(CLUSTER)),$(MAKE) cluster)
 	$(IMAGE_LOAD) $(IMAGE_TAR)
-	kubectl apply -k k8s/overlays/single
-	AGENTCTL_TEST_KUBECONFIG="$$KUBECONFIG" pytest -q -m cluster libs services integration/cluster
+	kubectl create namespace agentctl-system --dry-run=client -o yaml | kubectl apply -f -
+	kubectl apply -k k8s/base/crds
+	AGENTCTL_TEST_KUBECONFIG="$$KUBECONFIG" AGENTCTL_TEST_IMAGE=$(IMAGE) pytest -q -m cluster libs services
+	AGENTCTL_TEST_KUBECONFIG="$$KUBECONFIG" pytest -q -m cluster integration/cluster
 endif
 
 hostile: .venv ## Floods and thousands of connections against both fronts, for minutes
