@@ -3,7 +3,9 @@ end is a day away, and tested with a clock in libs/tests/test_pki.py and service
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -11,6 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from agentctl.coordination.v1 import work_pb2
+from libs.pki.certificates import new_key
 from libs.work import Client, Producer
 
 from .door import Door, door, token_of
@@ -34,7 +37,9 @@ async def test_agents_get_certificates_of_a_new_intermediate_and_no_item_fails(
     with door(kubectl) as listener:
         async with person.client(tmp_path) as client, anyio.create_task_group() as group:
             group.start_soon(working, client, f"{namespace}/summarize", states)
-            before = await issuer(kubectl, listener, namespace)
+            token = token_of(kubectl, kubectl.get("pods", "-n", namespace, "-l", LABEL)[0])
+            issuer = partial(issued_by, listener, token, new_key())
+            before = await issuer()
             assert pins(kubectl, namespace) == {before}
             words = ("annotate", "secret", "agentctl-ca", "-n", SYSTEM, "agentctl.dev/rotate=workloads")
             kubectl(*words, "agentctl.dev/rotate-overlap=10s")
@@ -42,7 +47,7 @@ async def test_agents_get_certificates_of_a_new_intermediate_and_no_item_fails(
             with anyio.fail_after(150):  # the operator looks once a minute
                 while after == before:
                     await more(states, len(DOCUMENTS))
-                    after = await issuer(kubectl, listener, namespace)
+                    after = await issuer()
             assert pins(kubectl, namespace) == {before, after}
             kubectl("delete", "pod", "-l", LABEL, "-n", namespace, "--now")  # the next begin anew
             with anyio.fail_after(90):
@@ -69,11 +74,9 @@ async def more(states: list[work_pb2.WorkState.ValueType], count: int) -> None:
         await anyio.sleep(0.2)
 
 
-async def issuer(kubectl: Kubectl, listener: Door, namespace: str) -> str:
-    """Of a certificate that an agent gets now: its fingerprint."""
-    pods = kubectl.get("pods", "-n", namespace, "-l", LABEL)
-    certified = await listener.ask(token_of(kubectl, pods[0]))
-    return fingerprints(certified.chain_pem)[1]
+async def issued_by(listener: Door, token: str, key: Any) -> str:
+    """Who signs the certificate that an agent gets now: its fingerprint."""
+    return fingerprints((await listener.ask(token, key)).chain_pem)[1]
 
 
 def pins(kubectl: Kubectl, namespace: str) -> set[str]:
