@@ -16,7 +16,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from libs.cluster import Access, Bearer, Cluster, ExpiredError, Log, Object, controller_of
+from libs.cluster import Access, Bearer, ExpiredError, Log, Object, controller_of
 from libs.cluster.informer import Informer
 from libs.cluster.kinds import (
     AGENT,
@@ -624,7 +624,7 @@ class TestWatch:
                 await take(watched, 1)
 
 
-async def remembers(home: Cluster) -> bool:
+async def remembers(home):
     """Whether the history from the first revision on is there: etcd is compacted every five minutes."""
     try:
         async with asyncio.timeout(2), aclosing(home.watch(NAMESPACE, since="1")) as watched:
