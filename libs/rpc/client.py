@@ -17,7 +17,7 @@ from libs import pki, telemetry
 from libs.identity import Identity
 from libs.mesh import Component
 
-from .rotation import Files
+from .rotation import Files, follow
 from .status import error_of
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ async def dial(
     """
     files = Files(identity)
     channel = Channel(component, address, identity, timeout, own_connection)
-    keeper = asyncio.create_task(_keep(channel, files, check_seconds))
+    keeper = asyncio.create_task(follow(files, check_seconds, channel.renew))
     try:
         yield channel
     finally:
@@ -293,19 +293,6 @@ class Stream:
             return await result
         except AioRpcError as error:
             raise error_of(error) from error
-
-
-async def _keep(channel: Channel, files: Files, seconds: float) -> None:
-    stale = False
-    while True:
-        await asyncio.sleep(seconds)
-        try:
-            stale = files.changed() or stale
-            if stale:
-                files.check()
-                stale = not await channel.renew()
-        except (OSError, ValueError) as error:
-            _log.warning("cannot read our certificate, trying again: %s", error)
 
 
 def _traced(metadata: Any) -> Sequence[tuple[str, str | bytes]] | None:

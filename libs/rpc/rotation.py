@@ -1,10 +1,15 @@
-"""Notices that the files of our own certificate have changed."""
+"""Notices that the files of our own certificate have changed, and has them taken over."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import ssl
+from collections.abc import Awaitable, Callable
 
 from libs.identity import Identity
+
+_log = logging.getLogger(__name__)
 
 
 class Files:
@@ -33,3 +38,18 @@ class Files:
     def _look(self) -> list[tuple[int, int, int]]:
         stats = [path.stat() for path in self._paths]
         return [(stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats]
+
+
+async def follow(files: Files, seconds: float, take: Callable[[], Awaitable[bool]]) -> None:
+    """For ever: when the files have changed and are whole, calls `take`, again until it says that it has
+    taken them over."""
+    stale = False
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            stale = files.changed() or stale
+            if stale:
+                files.check()
+                stale = not await take()
+        except (OSError, ValueError) as error:
+            _log.warning("cannot read our certificate, trying again: %s", error)

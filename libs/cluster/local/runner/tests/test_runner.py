@@ -101,6 +101,7 @@ async def test_a_second_request_to_stop_kills(world: World):
     world.runner.hurry()
     async with asyncio.timeout(TIMEOUT):
         await asyncio.wait([world.running])
+    assert world.processes() == []
 
 
 async def test_a_long_grace_does_not_keep_the_runner(world: World):
