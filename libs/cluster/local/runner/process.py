@@ -110,9 +110,8 @@ class Child:
         if self.exit_code is None:
             with suppress(ProcessLookupError):
                 self._process.terminate()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(grace):
-                    await self._process.wait()
+            with anyio.move_on_after(grace):  # asyncio's, in a cancelled task, only works from 3.11.3 on
+                await self._process.wait()
         self.kill()
         return await self.wait()
 
