@@ -7,11 +7,11 @@ that any process can tell whether a grant is one of ours and unharmed.
 from __future__ import annotations
 
 import itertools
-import secrets
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+from libs.ids import new_id
 
 MIN_PAYLOAD = 36  # the id once
 MAX_PROCESSES = 0x1000
@@ -19,9 +19,8 @@ _NEWEST = 40_000  # items that a memory store still remembers when they are sett
 
 
 def new_tag() -> str:
-    """The first 18 characters of every id of a step: a UUIDv7's, now."""
-    moment = f"{time.time_ns() // 1_000_000:012x}"
-    return f"{moment[:8]}-{moment[8:]}-7{secrets.randbelow(0x1000):03x}"
+    """The first 18 characters of every id of a step: those of a new UUIDv7, so each tag is a later one."""
+    return new_id()[:18]
 
 
 def payload_of(item_id: str, size: int) -> bytes:

@@ -11,6 +11,10 @@ def ledgers(count=2):
     return [Ledger(tag, process, 100) for process in range(count)]
 
 
+def test_tags_made_in_the_same_moment_differ():
+    assert len({new_tag() for _ in range(2000)}) == 2000
+
+
 def test_ids_are_version_7_uuids_and_never_the_same():
     one, two = ledgers()
     ids = [*itertools.islice(one.new_ids(), 300), *itertools.islice(two.new_ids(), 300)]
