@@ -14,10 +14,11 @@ from libs.errors import MeshError
 
 from .bars_command import Part
 from .bars_table import Bars
+from .child import ServerError
 from .control import host, sync_rate
 from .generator import GeneratorError
 from .loops import StuckError
-from .server import Engine, ServerError
+from .server import Engine
 from .states import backlog, faults, fresh, idle, imports, load, parked, snapshot
 from .states.line import Line
 from .states.place import Place

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,11 +13,9 @@ from libs.identity import Identity
 from libs.postgres.postmaster import Postmaster
 
 from . import processes
+from .child import ServerError, await_ready, child, end_of, free_port
 from .processes import Usage
 
-_START_SECONDS = 60
-_STOP_SECONDS = 20
-_POLL = 0.05
 _COUNTER = "agentctl_rpc_server_duration_seconds_count{"
 _COUNTED = "/agentctl.coordination."
 
@@ -31,10 +25,6 @@ class Engine(StrEnum):
 
     MEMORY = "memory"
     POSTGRES = "postgres"
-
-
-class ServerError(Exception):
-    """The server is not there; the message ends with what it said."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +77,7 @@ class Server:
             with urllib.request.urlopen(f"http://{self.plain_address}/metrics", timeout=10) as answer:
                 lines: list[str] = answer.read().decode().splitlines()
         except OSError as error:
-            raise ServerError(f"coordination went away ({error}); {_end_of(self.log)}") from error
+            raise ServerError(f"coordination went away ({error}); {end_of(self.log)}") from error
         counters = [line for line in lines if line.startswith(_COUNTER) and _COUNTED in line]
         return sum(int(float(line.rpartition(" ")[2])) for line in counters)
 
@@ -122,7 +112,7 @@ def replicas(identity: Identity, folder: Path, environment: Mapping[str, str]) -
 def _process(
     store: Mapping[str, str], identity: Identity, folder: Path, environment: Mapping[str, str]
 ) -> Iterator[Server]:
-    port, metrics_port = _free_port(), _free_port()
+    port, metrics_port = free_port(), free_port()
     settings = {
         **store,
         "COORDINATION_DATA_DIR": str(folder / "data"),
@@ -131,49 +121,6 @@ def _process(
         "AGENTCTL_TLS_DIR": str(identity.folder),
     }
     log = folder / "coordination.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "services.coordination"],
-            env={**environment, **settings},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for us; we stop it
-        )
-    try:
-        _await_ready(process, metrics_port, log)
+    with child("services.coordination", (), {**environment, **settings}, log) as process:
+        await_ready(process, metrics_port, log)
         yield Server(f"127.0.0.1:{port}", f"127.0.0.1:{metrics_port}", process.pid, folder / "data", log)
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _await_ready(process: subprocess.Popen[bytes], metrics_port: int, log: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        if _is_ready(metrics_port):
-            return
-        time.sleep(_POLL)
-    raise ServerError(f"coordination did not become ready; {_end_of(log)}")
-
-
-def _is_ready(metrics_port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/readyz", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
-def _end_of(log: Path) -> str:
-    return f"the end of its log:\n{log.read_text(errors='replace')[-2000:]}"
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port

@@ -17,12 +17,13 @@ from libs.errors import MeshError
 
 from .arrivals import Arrivals
 from .channel import Target
+from .child import ServerError
 from .control import host, sync_rate
 from .generator import GeneratorError
 from .ledger import MAX_PROCESSES, MIN_PAYLOAD
 from .plot import PlotError, check, draw
 from .report import Report, line_of
-from .server import Engine, Server, ServerError
+from .server import Engine, Server
 from .summary import write_csv, write_json
 from .sweep import OPEN, Ladder, climb, own_server, remote
 from .tally import Client, Mode, Step

@@ -11,7 +11,8 @@ from psycopg.conninfo import make_conninfo
 
 from libs.postgres.postmaster import Postmaster
 
-from ..server import Server, ServerError
+from ..child import ServerError
+from ..server import Server
 
 SCHEMA = "coordination"
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..bars import Judgement
-from ..server import Engine, ServerError
+from ..child import ServerError
+from ..server import Engine
 from .line import Line
 from .place import Place
 

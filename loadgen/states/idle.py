@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import secrets
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 from libs.pki import Authority
 
 from .. import processes
 from ..channel import Target
-from ..server import Engine, Server, ServerError
+from ..child import await_ready, child, free_port
+from ..server import Engine, Server
 from .footprint import Idle, database, own, watch
 from .line import Line
 from .place import Place
 
 _SETTLE_SECONDS = 3.0
-_START_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -58,8 +53,8 @@ def coordination(place: Place, engine: Engine, sizes: Sizes) -> Iterator[Line]:
 def _agent(place: Place, target: Target, server: Server, sizes: Sizes) -> Line:
     root = server.data.parent
     authority = Authority.load(root / "pki")
-    address = f"127.0.0.1:{_free_port()}"
-    plain = _free_port()
+    address = f"127.0.0.1:{free_port()}"
+    plain = free_port()
     pod = f"spiffe://{authority.domain}/ns/load/agent/idle/pod/idle/{secrets.token_hex(8)}"
     identity = authority.issue(pod, root / "agent")
     settings = {
@@ -72,9 +67,11 @@ def _agent(place: Place, target: Target, server: Server, sizes: Sizes) -> Line:
         "OPENAI_BASE_URL": f"http://{address}/v1",
     }
     with ExitStack() as stack:
-        stack.enter_context(_process("provider", root, place.environment, {"PROVIDER_LISTEN": address}))
-        agent = stack.enter_context(_process("agent", root, place.environment, settings))
-        _await_ready(agent, plain, root / "agent.log")
+        listen = {**place.environment, "PROVIDER_LISTEN": address}
+        stack.enter_context(child("services.provider", (), listen, root / "provider.log"))
+        log = root / "agent.log"
+        agent = stack.enter_context(child("services.agent", (), {**place.environment, **settings}, log))
+        await_ready(agent, plain, log)
         time.sleep(_SETTLE_SECONDS)
         (found,) = watch([partial(processes.tree, agent.pid)], sizes.seconds)
     return Line(
@@ -83,49 +80,6 @@ def _agent(place: Place, target: Target, server: Server, sizes: Sizes) -> Line:
         figure=f"{found.percent:.2f} % of a core, {found.memory}",
         values=_values(found),
     )
-
-
-@contextmanager
-def _process(
-    service: str, folder: Path, environment: Mapping[str, str], settings: Mapping[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
-    with (folder / f"{service}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", f"services.{service}"],
-            env={**environment, **settings},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for us; we stop it
-        )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(_START_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _await_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2):
-                return
-        except OSError:
-            time.sleep(0.05)
-    raise ServerError(
-        f"it did not become ready; the end of its log:\n{log.read_text(errors='replace')[-2000:]}"
-    )
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def _values(idle: Idle) -> dict[str, object]:

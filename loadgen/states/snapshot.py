@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from ..audit import audit
 from ..channel import Target, reach
+from ..child import ServerError
 from ..generator import Generators
 from ..ledger import new_tag
 from ..row import Row, row_of
-from ..server import Cost, Engine, Server, ServerError
+from ..server import Cost, Engine, Server
 from ..tally import Mode, Step
 from .database import administrator, dead_rows, holds_snapshot
 from .line import Line, loss_limit, loss_text

@@ -11,7 +11,8 @@ import tempfile
 import pytest
 
 from libs.testing import ca
-from loadgen.server import Engine, ServerError, running
+from loadgen.child import ServerError
+from loadgen.server import Engine, running
 
 pytestmark = pytest.mark.processes
 

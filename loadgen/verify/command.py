@@ -17,8 +17,9 @@ from rich.text import Text
 
 from libs.errors import MeshError
 
+from ..child import ServerError
 from ..ledger import new_tag
-from ..server import Engine, ServerError
+from ..server import Engine
 from .faults import Done
 from .plan import MAX_ITEMS, MAX_WORKERS, MEMORY_KINDS, Kind, Plan
 from .report import table_of, violations_of, write_json

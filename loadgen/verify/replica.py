@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import urllib.request
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +16,7 @@ from libs.identity import Identity
 from libs.postgres import embedded
 
 from .. import processes
-from ..server import ServerError
+from ..child import ServerError, free_port
 from .proxy import Dial, Proxy
 
 _START_SECONDS = 60.0
@@ -176,7 +175,7 @@ async def _replica(
     folder: Path,
     behind: Proxy | None,
 ) -> Replica:
-    port, plain_port = _free_port(), _free_port()
+    port, plain_port = free_port(), free_port()
     settings = {
         "COORDINATION_STORE": "memory",
         "COORDINATION_PORT": str(port),
@@ -204,9 +203,3 @@ def _tcp(port: int) -> Dial:
 
 def _unix(path: str) -> Dial:
     return lambda protocol: asyncio.get_running_loop().create_unix_connection(protocol, path)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port

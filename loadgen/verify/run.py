@@ -20,7 +20,7 @@ from libs.errors import MeshError
 from libs.pki import Authority
 
 from ..channel import Target, connected
-from ..server import ServerError
+from ..child import ServerError
 from ..tally import Violations
 from .board import Board, Cell, Phase
 from .check import check, missing
