@@ -6,6 +6,7 @@ MeshError                 has a status code and a reason; the doorway turns it i
 ├── DeniedError           PERMISSION_DENIED; we know, and the answer is no
 ├── NotFoundError         NOT_FOUND; also what one may not see
 ├── ConflictError         ABORTED; the caller's view is out of date
+│   └── ExistsError       ALREADY_EXISTS; another thing has that id
 ├── PreconditionError     FAILED_PRECONDITION; the state of things forbids it, a retry does not help
 ├── ExhaustedError        RESOURCE_EXHAUSTED; a cap is reached
 ├── DeadlineError         DEADLINE_EXCEEDED
@@ -67,6 +68,13 @@ class ConflictError(MeshError):
 
     code = StatusCode.ABORTED
     reason = "CONFLICT"
+
+
+class ExistsError(ConflictError):
+    """There is one of that id already, and it is another."""
+
+    code = StatusCode.ALREADY_EXISTS
+    reason = "EXISTS"
 
 
 class PreconditionError(MeshError):

@@ -15,6 +15,8 @@ _DOMAIN = r"spiffe://(?P<domain>[a-z0-9][a-z0-9.-]{0,253})"
 LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 """A DNS label, which a namespace is: a pattern to build others of."""
 
+_LABELS = re.compile(rf"{LABEL}(?:\.{LABEL})*")
+_LONGEST_DNS_NAME = 253  # RFC 1035, 2.3.4, as text
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"
 _PATTERNS = {
     "component": re.compile(rf"{_DOMAIN}/cp/(?P<name>{LABEL})"),
@@ -80,8 +82,27 @@ class Principal:
 
     @property
     def dns_name(self) -> str:
-        """What gRPC clients verify of a server: `coordination.cp.<domain>`."""
-        return f"{self.name}.cp.{self.domain}"
+        """What gRPC clients verify of a server: `coordination.cp.<domain>`, and of an agent's pod
+        `<uid>.<name>.agent.<namespace>.ns.<domain>`: no two servers have the same.
+
+        ValueError for who is nobody's server, and for ids that make no DNS name, as one with capitals, which
+        DNS would not tell from another's.
+        """
+        match self.kind:
+            case Kind.COMPONENT:
+                name = f"{self.name}.cp.{self.domain}"
+            case Kind.AGENT:
+                name = f"{self.uid}.{self.name}.agent.{self.namespace}.ns.{self.domain}"
+            case _:
+                raise ValueError(f"{self.id} is nobody's server")
+        if len(name) > _LONGEST_DNS_NAME:
+            raise ValueError(
+                f"{self.id} cannot serve: its DNS name has {len(name)} characters, "
+                f"{_LONGEST_DNS_NAME} are possible"
+            )
+        if not _LABELS.fullmatch(name):
+            raise ValueError(f"{self.id} cannot serve: {name} is not a DNS name in lower case")
+        return name
 
     @classmethod
     def parse(cls, spiffe_id: str) -> Principal:

@@ -12,12 +12,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Component:
-    """A control-plane component: the name in its SPIFFE id, and its default gRPC port."""
+    """What serves gRPC in the mesh: its name, and its default port."""
 
     name: str
     port: int
     certified: bool = True
     """Whether its callers show a certificate. If not, only methods for ANONYMOUS are served."""
+    role: str = ""
+    """Whose certificate it serves with. If empty, `cp/<name>`: there is one of it, which its name says."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "role", self.role or f"cp/{self.name}")
 
 
 COORDINATION = Component("coordination", 7410)
@@ -25,6 +30,8 @@ OPERATOR = Component("operator", 7411)
 IDENTITY = Component("operator", 7412, certified=False)
 """The operator's second listener: without client certificates, and for one method only (and health)."""
 PLANE = Component("plane", 7413)
+AGENT = Component("agent", 7414, role="agent")
+"""Every agent's pod. There are many, so who dials one says which it means."""
 
 ANONYMOUS = "anonymous"
 """The role of a caller without a certificate."""
@@ -34,6 +41,10 @@ _PEOPLE = frozenset({"user", "administrator"})
 _PRODUCERS = _PEOPLE | {"producer", "agent", "cp/gateway"}
 _WORKERS = _PEOPLE | {"agent"}
 
+_STEERING = frozenset({"cp/apiserver", "cp/gateway"})
+_WATCHING = _PEOPLE | _STEERING | {"cp/operator"}
+
+_AGENT = "/agentctl.agent.v1.AgentService/"
 _OPERATOR = "/agentctl.operator.v1.OperatorService/"
 _RESOURCES = "/agentctl.resource.v1.ResourceService/"
 _COORDINATION = "/agentctl.coordination.v1.CoordinationService/"
@@ -45,6 +56,18 @@ METHODS: dict[str, frozenset[str]] = {
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OPEN,
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": _OPEN,
     "/agentctl.identity.v1.IdentityService/IssueCertificate": frozenset({ANONYMOUS}),
+    _AGENT + "GetManifest": _WATCHING,
+    _AGENT + "GetStatus": _WATCHING,
+    _AGENT + "WatchEvents": _WATCHING,
+    _AGENT + "Drain": _STEERING,
+    _AGENT + "LameDuck": _STEERING,
+    _AGENT + "Cancel": _STEERING,
+    _AGENT + "Pause": _STEERING,
+    _AGENT + "Resume": _STEERING,
+    _AGENT + "SendMessage": _STEERING,
+    _AGENT + "GetRun": _STEERING,
+    _AGENT + "ListRuns": _STEERING,
+    _AGENT + "WatchRun": _STEERING,
     _OPERATOR + "Render": _PEOPLE,
     _OPERATOR + "Reconcile": _PEOPLE,
     _OPERATOR + "GetStatus": _PEOPLE,

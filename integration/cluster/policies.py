@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from libs.mesh import ANONYMOUS, COORDINATION, IDENTITY, METHODS, OPERATOR, Component
+from libs.mesh import AGENT, ANONYMOUS, COORDINATION, IDENTITY, METHODS, OPERATOR, Component
 
 Json = dict[str, Any]
 
@@ -26,6 +26,7 @@ FILES = {
 _HEADER = "# Written by `python -m integration.cluster.policies` from libs/mesh.py.\n"
 _NAMESPACE = "agentctl-system"
 _SERVED = {"coordination": COORDINATION, "operator": OPERATOR, "identity": IDENTITY}  # word of the package
+_PACKAGES = _SERVED | {"agent": AGENT}
 _IN_PLANE = {"coordination", "operator", "provider"}  # one pod has them all in the overlay single
 _AGENT: Json = {"app.kubernetes.io/name": "agent", "app.kubernetes.io/part-of": "agentctl"}
 _CLIENT: Json = {"agentctl.dev/client": "true"}
@@ -74,14 +75,19 @@ def callers(component: Component) -> set[str]:
     roles: set[str] = set()
     for method, allowed in METHODS.items():
         package = method.removeprefix("/").split(".")
-        if package[0] == "agentctl" and _SERVED.get(package[1]) is component:
+        if package[0] == "agentctl" and _PACKAGES.get(package[1]) is component:
             roles |= allowed
     return roles
 
 
+def _inside(roles: set[str]) -> list[str]:
+    """The components among the roles."""
+    return sorted(role.removeprefix("cp/") for role in roles if role.startswith("cp/"))
+
+
 def _peers(roles: set[str]) -> list[Json]:
-    """Where calls of these roles come from."""
-    inside = {role.removeprefix("cp/") for role in roles if role.startswith("cp/")}
+    """Where calls of these roles to a component come from."""
+    inside = _inside(roles)
     peers: list[Json] = [{"podSelector": _components(inside)}] if inside else []
     if ANONYMOUS in roles:  # whoever has no certificate yet, to get one
         return [{"podSelector": {"matchLabels": _OURS}}, _anywhere(_AGENT), _anywhere(_CLIENT)]
@@ -111,10 +117,12 @@ def _system() -> list[Json]:
         roles = callers(component)
         allowed: Json = {"from": _peers(roles), "ports": _ports(component.port)}
         made.append(_policy(word, _components([component.name]), ingress=[allowed]))
-        inside = sorted(role.removeprefix("cp/") for role in roles if role.startswith("cp/"))
+        inside = _inside(roles)
         if inside or ANONYMOUS in roles:
             from_pods = _components(inside) if inside else {"matchLabels": _OURS}
             made.append(_policy(f"to-{word}", from_pods, egress=[_to(component.name, component.port)]))
+    to_agents: Json = {"to": [_anywhere(_AGENT)], "ports": _ports(AGENT.port)}
+    made.append(_policy("to-agents", _components(_inside(callers(AGENT))), egress=[to_agents]))
     return made
 
 
@@ -135,8 +143,11 @@ def _tenant() -> list[Json]:
     out: list[Json] = [_DNS, {"ports": _ports(*_MODELS)}]
     for name, port in [*((each.name, each.port) for each in served), ("provider", _PROVIDER)]:
         out.append({"to": [_system_pods([name])], "ports": _ports(port)})
+    roles = callers(AGENT)
+    people = [_anywhere(_CLIENT)] if roles & {"user", "administrator"} else []
+    calls: Json = {"from": [_system_pods(_inside(roles)), *people], "ports": _ports(AGENT.port)}
     scrape: Json = {"from": [_anywhere(_PROMETHEUS)], "ports": _ports(9090)}
-    return [_policy("agentctl-agents", {"matchLabels": _AGENT}, ingress=[scrape], egress=out)]
+    return [_policy("agentctl-agents", {"matchLabels": _AGENT}, ingress=[calls, scrape], egress=out)]
 
 
 def text(path: Path) -> str:

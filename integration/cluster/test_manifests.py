@@ -142,6 +142,20 @@ def test_the_network_policies_are_those_of_the_mesh_table(path: Any) -> None:
         kubernetes_validate.validate(policy, "1.36", strict=True)
 
 
+def test_agents_are_called_by_the_control_plane_and_clients_and_measured_by_prometheus_alone() -> None:
+    [path] = [path for path in FILES if "tenant" in path.parts]
+    [policy] = yaml.safe_load_all(path.read_text())
+    by_port = {rule["ports"][0]["port"]: rule["from"] for rule in policy["spec"]["ingress"]}
+    assert set(by_port) == {mesh.AGENT.port, 9090}
+    plane, clients = by_port[mesh.AGENT.port]
+    assert plane["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": SYSTEM}
+    [components] = plane["podSelector"]["matchExpressions"]
+    assert components["values"] == ["apiserver", "gateway", "operator", "plane"]
+    assert clients["podSelector"]["matchLabels"] == {"agentctl.dev/client": "true"}
+    [scraper] = by_port[9090]
+    assert scraper["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "prometheus"}
+
+
 def test_no_role_lets_anybody_make_secrets_but_the_operator() -> None:
     for overlay in OVERLAYS:
         for thing in built(overlay):

@@ -31,6 +31,7 @@ from .request import new_request, proven_key
 _ROOT_LIFETIME = timedelta(days=3650)
 _INTERMEDIATE_LIFETIME = timedelta(days=1825)
 _HOUR = timedelta(hours=1)
+_LONGEST_DOMAIN = 79  # with a namespace and an agent's name of 63 and a uid of 36, it makes a DNS name yet
 
 
 @dataclass(frozen=True)
@@ -102,14 +103,16 @@ class Authority:
         now: datetime | None = None,
     ) -> bytes:
         """A certificate for the request's key and this id: PEM, leaf then intermediate. Nothing else that
-        the request says counts. ValueError if the id is not of this domain, if it would outlive the
-        intermediate, if the key is not a proven EC key, or if a user or producer asks for DNS names."""
+        the request says counts. Components and agents can be servers, by the DNS name that follows from
+        their id; `dns_names` are a component's further ones. ValueError if the id is not of this domain, if
+        it would outlive the intermediate, if the key is not a proven EC key, if the id makes no DNS name, or
+        if it is no component's and there are further names."""
         principal = Principal.parse(spiffe_id)
         if principal.domain != self.domain:
             raise ValueError(f"{spiffe_id} is not of the trust domain {self.domain}")
+        if dns_names and principal.kind is not Kind.COMPONENT:
+            raise ValueError(f"{spiffe_id} is no component and gets no further DNS names")
         serves = principal.trust_class is not TrustClass.USERS
-        if dns_names and not serves:
-            raise ValueError(f"{spiffe_id} is nobody's server and gets no DNS names")
         issuer = self.intermediates[principal.trust_class]
         start = now or datetime.now(UTC)
         last = issuer[0].not_valid_after_utc
@@ -119,7 +122,7 @@ class Authority:
                 f"a lifetime of {lifetime // _HOUR}h is too long: the {principal.trust_class} intermediate "
                 f"ends at {last:%FT%TZ}, so the longest is {longest}h"
             )
-        own_name = [principal.dns_name] if principal.kind is Kind.COMPONENT else []
+        own_name = [principal.dns_name] if serves else []
         leaf = leaf_certificate(
             issuer,
             proven_key(csr_pem),
@@ -150,8 +153,12 @@ class Authority:
 
 
 def check_domain(domain: str) -> None:
-    """ValueError if it cannot be a trust domain."""
-    Principal.parse(f"spiffe://{domain}/user/anyone")
+    """ValueError if it cannot be a trust domain, each component and agent of which has a DNS name."""
+    if len(domain) > _LONGEST_DOMAIN:
+        raise ValueError(
+            f"the trust domain {domain} has {len(domain)} characters, {_LONGEST_DOMAIN} are possible"
+        )
+    _ = Principal.parse(f"spiffe://{domain}/cp/any").dns_name
 
 
 def _write_pair(

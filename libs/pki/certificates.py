@@ -1,8 +1,9 @@
 """What our certificates look like, and what stands in those of others.
 
 Intermediates are constrained where every TLS stack in use honours it: no further authority below them;
-workloads and users cannot vouch for a control-plane server name; users cannot be servers at all. There are
-no URI constraints, since rustls refuses chains that have them; `Trust` checks the URI instead.
+workloads and users cannot vouch for a control-plane server name, nor users for an agent's; users cannot be
+servers at all. There are no URI constraints, since rustls refuses chains that have them; `Trust` checks the
+URI instead.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ UNREADABLE = (ValueError, TypeError, x509.DuplicateExtension, x509.InvalidVersio
 """What reading a certificate of somebody else may raise."""
 
 _BACKDATE = timedelta(minutes=1)  # clocks differ
+_RESERVED: dict[str, tuple[str, ...]] = {TrustClass.WORKLOADS: ("cp",), TrustClass.USERS: ("cp", "ns")}
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -57,9 +59,9 @@ def authority_certificate(
     )
     if parent:
         builder = builder.add_extension(_issued_by(parent[0]), critical=False)
-    if name in (TrustClass.WORKLOADS, TrustClass.USERS):
-        reserved = x509.NameConstraints(None, [x509.DNSName(f"cp.{domain}")])
-        builder = builder.add_extension(reserved, critical=True)
+    if reserved := _RESERVED.get(name):
+        excluded = [x509.DNSName(f"{word}.{domain}") for word in reserved]
+        builder = builder.add_extension(x509.NameConstraints(None, excluded), critical=True)
     if name == TrustClass.USERS:
         builder = builder.add_extension(x509.ExtendedKeyUsage([CLIENT]), critical=False)
     return builder.sign(parent[1] if parent else key, hashes.SHA256())

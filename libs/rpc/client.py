@@ -14,7 +14,7 @@ import grpc
 from grpc.aio import AioRpcError
 
 from libs import pki, telemetry
-from libs.identity import Identity
+from libs.identity import Identity, Principal
 from libs.mesh import Component
 
 from .rotation import Files, follow
@@ -53,11 +53,14 @@ async def dial(
     address: str,
     identity: Identity,
     *,
+    server: Principal | None = None,
     timeout: float = 30.0,  # noqa: ASYNC109  (of the calls, not of this)
     own_connection: bool = False,
     check_seconds: float = _CHECK_SECONDS,
 ) -> AsyncIterator[Channel]:
-    """A channel to a component, for generated stubs. Nobody but that component is believed at the address.
+    """A channel to a component, for generated stubs. Nobody but that component is believed at the address;
+    of an agent nobody but `server`, the one pod that the caller means. ValueError if that is not said, or
+    cannot be.
 
     Calls fail with the classes of `libs.errors`, subclasses included. A call that is answered by one message
     gets `timeout` if it names none; a stream runs until it ends or is cancelled. UNAVAILABLE is tried again
@@ -65,7 +68,8 @@ async def dial(
     of one process share connections unless `own_connection`.
     """
     files = Files(identity)
-    channel = Channel(component, address, identity, timeout, own_connection)
+    name = _server_name(component, identity, server)
+    channel = Channel(name, address, identity, timeout, own_connection)
     keeper = asyncio.create_task(follow(files, check_seconds, channel.renew))
     try:
         yield channel
@@ -75,17 +79,27 @@ async def dial(
         await channel.close()
 
 
+def _server_name(component: Component, identity: Identity, server: Principal | None) -> str:
+    if server is None:
+        if component.role != f"cp/{component.name}":
+            raise ValueError(f"there are many of {component.name}: say which one is meant")
+        server = Principal.parse(f"spiffe://{pki.own(identity).domain}/{component.role}")
+    if server.role != component.role:
+        raise ValueError(f"{server.id} does not serve as {component.name}")
+    return server.dns_name
+
+
 class Channel(grpc.aio.Channel):
     """What generated stubs call through; `dial` makes and closes it."""
 
     def __init__(
-        self, component: Component, address: str, identity: Identity, timeout: float, own_connection: bool
+        self, server_name: str, address: str, identity: Identity, timeout: float, own_connection: bool
     ) -> None:
         self._address = address
         self._identity = identity
         self._options = [
             *_OPTIONS,
-            ("grpc.ssl_target_name_override", f"{component.name}.cp.{pki.own(identity).domain}"),
+            ("grpc.ssl_target_name_override", server_name),
             ("grpc.use_local_subchannel_pool", int(own_connection)),
         ]
         self._retired: set[Connection] = set()

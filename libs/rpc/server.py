@@ -82,7 +82,7 @@ async def serving(
     parked calls can be answered, and what is not done within `limits.drain_seconds` ends as UNAVAILABLE.
     """
     own = pki.own(identity)
-    if own.role != f"cp/{component.name}":
+    if own.role != component.role:
         raise ValueError(f"{own.id} cannot serve as {component.name}")
     doorway = Doorway(identity, callers=callers, clock=clock, certified=component.certified)
     health = Health()

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from libs.identity import Identity
+from libs.identity import Identity, Principal
 from libs.mesh import COORDINATION, Component
 from libs.pki import Authority
 from libs.rpc.client import Channel, dial
@@ -58,11 +58,20 @@ class Mesh:
             self._identities[path] = ca.identity(self.authority, self.folder, path, lifetime=lifetime)
         return self._identities[path]
 
+    def principal(self, role: str, namespace: str = NAMESPACE) -> Principal:
+        """Who that is, as `dial` wants it of an agent."""
+        return Principal.parse(f"spiffe://{self.authority.domain}{spiffe_path(role, namespace)}")
+
     def serve(
-        self, register: Callable[[Any], None], component: Component = COORDINATION, **options: Any
+        self,
+        register: Callable[[Any], None],
+        component: Component = COORDINATION,
+        *,
+        role: str = "",
+        **options: Any,
     ) -> AbstractAsyncContextManager[Serving]:
-        """`serving` on a free port, as that component; `options` are those of `serving`."""
-        return serving(component, self.identity(f"cp/{component.name}"), register, **options)
+        """`serving` on a free port, as that component, or as this agent; `options` are those of `serving`."""
+        return serving(component, self.identity(role or component.role), register, **options)
 
     def dial_as(
         self,

@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -107,6 +108,15 @@ def test_create_refuses_what_is_no_domain(tmp_path, domain):
     assert not (tmp_path / "pki").exists()
 
 
+@pytest.mark.parametrize(
+    ("domain", "why"), [("a..b", "not a DNS name"), ("a" * 60 + "." + "b" * 19, "79 are possible")]
+)
+def test_create_refuses_domains_in_which_somebody_has_no_dns_name(tmp_path, domain, why):
+    with pytest.raises(ValueError, match=why):
+        Authority.create(tmp_path / "pki", domain)
+    assert not (tmp_path / "pki").exists()
+
+
 def test_load_needs_no_root_key(tmp_path):
     created = Authority.create(tmp_path / "pki", "mesh.test")
     (tmp_path / "pki" / "root.key").unlink()
@@ -131,9 +141,10 @@ def test_a_leaf_has_one_uri_and_can_be_a_server_only_where_it_should(issue, spif
     names = leaf.extensions.get_extension_for_class(DNS).value
     assert names.get_values_for_type(x509.UniformResourceIdentifier) == [f"spiffe://mesh.test{spiffe_id}"]
     hosts = names.get_values_for_type(x509.DNSName)
-    assert hosts == (["gateway.cp.mesh.test"] if spiffe_id == "/cp/gateway" else [])
+    servers = {"/cp/gateway": ["gateway.cp.mesh.test"], AGENT: ["0f.b.agent.a.ns.mesh.test"]}
+    assert hosts == servers.get(spiffe_id, [])
     usages = set(leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
-    server = {ExtendedKeyUsageOID.SERVER_AUTH} if spiffe_id in ("/cp/gateway", AGENT) else set()
+    server = {ExtendedKeyUsageOID.SERVER_AUTH} if spiffe_id in servers else set()
     assert usages == {ExtendedKeyUsageOID.CLIENT_AUTH} | server
     constraints = leaf.extensions.get_extension_for_class(x509.BasicConstraints)
     assert constraints.critical
@@ -213,8 +224,14 @@ def test_ids_of_elsewhere_and_names_for_users_are_refused(issue):
         issue("spiffe://else.test/cp/gateway")
     with pytest.raises(ValueError, match="not a principal"):
         issue("spiffe://mesh.test/nobody")
-    with pytest.raises(ValueError, match="nobody's server"):
-        issue("/user/b", dns_names=["gateway.cp.mesh.test"])
+    for path in (AGENT, "/user/b"):
+        with pytest.raises(ValueError, match="no further DNS names"):
+            issue(path, dns_names=["b.example"])
+
+
+def test_an_agent_without_a_dns_name_gets_no_certificate(issue):
+    with pytest.raises(ValueError, match="not a DNS name"):
+        issue("/ns/a/agent/B/pod/b-0/0f")
 
 
 # What others make of it
@@ -239,19 +256,23 @@ def test_chains_verify_with_openssl(issue, spiffe_id):
         assert (done.returncode == 0) is fine, done.stderr
 
 
-def test_workloads_cannot_vouch_for_a_control_plane_server(authority, issue):
-    forged = issue(AGENT, dns_names=["coordination.cp.mesh.test"])
+@pytest.mark.parametrize(
+    ("signer", "name"),
+    [
+        (TrustClass.WORKLOADS, "/cp/coordination"),
+        (TrustClass.USERS, "/cp/coordination"),
+        (TrustClass.USERS, AGENT),
+    ],
+)
+def test_nobody_vouches_for_a_server_of_another_class(authority, tmp_path, signer, name):
+    real = authority.intermediates
+    own_class = Principal.parse(f"spiffe://mesh.test{name}").trust_class
+    forger = replace(authority, intermediates={**real, own_class: real[signer]})
+    forged = ca.identity(forger, tmp_path, name)
     if not (openssl := shutil.which("openssl")):
         pytest.skip("no openssl here")
-    command = [
-        openssl,
-        "verify",
-        "-CAfile",
-        forged.root,
-        "-untrusted",
-        forged.certificate,
-        forged.certificate,
-    ]
+    certificate = str(forged.certificate)
+    command = [openssl, "verify", "-CAfile", str(forged.root), "-untrusted", certificate, certificate]
     done = subprocess.run(command, capture_output=True, text=True)
     assert "excluded subtree violation" in done.stderr
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 
 from libs.cluster import Cluster
 from libs.cluster.kinds import CONFIG_MAP
 from libs.errors import ExhaustedError, NotFoundError
+from libs.identity import Kind, Principal
 
 from .attest import AGENT_LIFETIME
 from .ledger import Fact, Ledger
@@ -35,6 +37,7 @@ class Denials:
         self._clock = clock
         self._pods = Ledger(cluster, namespace, PODS, clock)
         self._named: frozenset[str] = frozenset()
+        self._callers: Mapping[str, set[str]] = {}  # of those: who could call agents, by their namespace
         self.news = asyncio.Event()
         """Set when the list has changed."""
 
@@ -65,6 +68,7 @@ class Denials:
             self._named = frozenset()
         else:
             self._named = frozenset(" ".join((written.get("data") or {}).values()).split())
+        self._callers = _callers(self._named)
         self._tell(before)
 
     def _tell(self, before: str) -> None:
@@ -78,4 +82,30 @@ class Denials:
     @property
     def text(self) -> str:
         """The file `denied` of every component."""
-        return "".join(f"{entry}\n" for entry in sorted(self._named.union(self._pods.standing())))
+        return _lines(self._named.union(self._pods.standing()))
+
+    def text_in(self, namespace: str) -> str:
+        """The file `denied` of the agents of a namespace: those who could call them. Who else is denied is
+        none of that namespace's business."""
+        return _lines(self._callers.get("", set()) | self._callers.get(namespace, set()))
+
+
+def _lines(entries: Iterable[str]) -> str:
+    return "".join(f"{entry}\n" for entry in sorted(entries))
+
+
+def _callers(entries: Iterable[str]) -> Mapping[str, set[str]]:
+    """Whoever could call agents, by the agents' namespace; under the empty name, those of all namespaces. A
+    serial number may be anybody's."""
+    found: Mapping[str, set[str]] = defaultdict(set)
+    for entry in entries:
+        if entry.isdecimal():
+            found[""].add(entry)
+            continue
+        try:
+            principal = Principal.parse(entry)
+        except ValueError:
+            continue  # nobody has that id
+        if principal.kind not in (Kind.AGENT, Kind.PRODUCER):
+            found[principal.namespace].add(entry)
+    return found

@@ -78,7 +78,7 @@ class Office:
 
     async def publish(self, namespace: str) -> None:
         """Puts the trust bundle into a namespace; from then on it is kept right there."""
-        await self._publication.publish(namespace, self.vault.authority.bundle, self.denials.text)
+        await self._publication.publish(namespace, self.vault.authority.bundle, self.denials)
 
     async def run(self) -> None:
         """Sees what others change, and keeps the operator's own certificate fresh, for ever."""
@@ -110,7 +110,7 @@ class Office:
     async def keep(self) -> None:
         """One round of `lead`."""
         await self.vault.keep()
-        await self._publication.keep(self.vault.authority.bundle, self.denials.text)
+        await self._publication.keep(self.vault.authority.bundle, self.denials)
 
     def _certify(self) -> None:
         """Our own certificate and whom we trust, written if they are not as they should be."""

@@ -1,5 +1,5 @@
-"""The ConfigMap `agentctl-trust`: whom to trust, wherever somebody mounts it, and in the system namespace the
-deny list too, for the components."""
+"""The ConfigMap `agentctl-trust`: whom to trust, wherever somebody mounts it, and who is denied: in the
+system namespace all, for the components; elsewhere those who could call the agents there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from libs.cluster import Cluster, Object, key_of
 from libs.cluster.kinds import CONFIG_MAP, NAMESPACE, POD
 from libs.errors import ConflictError, InvalidError, MeshError, NotFoundError
 from libs.pki import TrustBundle
+
+from .denials import Denials
 
 _log = logging.getLogger(__name__)
 
@@ -30,27 +32,27 @@ class Publication:
         self._namespaces: set[str] = set()  # that have a copy
         self._home: list[Object] = []  # the system namespace, as an owner
 
-    async def publish(self, namespace: str, bundle: TrustBundle, denied: str) -> None:
+    async def publish(self, namespace: str, bundle: TrustBundle, denials: Denials) -> None:
         """Writes the namespace's copy; nothing changes if it is right. Copies elsewhere belong to the system
         namespace: they go when it goes."""
-        copy = self._copy(namespace, bundle, denied)
+        copy = self._copy(namespace, bundle, denials)
         if namespace != self._system:
             copy["metadata"]["ownerReferences"] = await self._owners()
         await self._cluster.apply(copy, _MANAGER)
         self._namespaces.add(namespace)
 
-    async def keep(self, bundle: TrustBundle, denied: str) -> None:
+    async def keep(self, bundle: TrustBundle, denials: Denials) -> None:
         """Writes the system namespace's copy, and all others of ours that there are or were, if they are
         wrong. One that belongs to another system namespace is of another operator, and of its authority."""
         found = await self._cluster.list(CONFIG_MAP, labels=_SELECTOR)
         copies = {key_of(copy)[0]: copy.get("data") for copy in found.items if key_of(copy)[1] == NAME}
 
         def is_wrong(namespace: str) -> bool:
-            right: Object = self._copy(namespace, bundle, denied)["data"]
+            right: Object = self._copy(namespace, bundle, denials)["data"]
             return copies.get(namespace) != right
 
         if is_wrong(self._system):
-            await self.publish(self._system, bundle, denied)
+            await self.publish(self._system, bundle, denials)
             if self._system in copies:
                 await self._nudge()
         [home] = await self._owners()
@@ -58,7 +60,7 @@ class Publication:
         wrong = sorted(filter(is_wrong, self._namespaces - {self._system}))
         for start in range(0, len(wrong), _AT_ONCE):
             some = wrong[start : start + _AT_ONCE]
-            writes = (self.publish(each, bundle, denied) for each in some)
+            writes = (self.publish(each, bundle, denials) for each in some)
             outcomes = await asyncio.gather(*writes, return_exceptions=True)  # the others need theirs too
             for namespace, outcome in zip(some, outcomes, strict=True):
                 self._mended(namespace, outcome)
@@ -76,8 +78,10 @@ class Publication:
             self._home = [{"apiVersion": "v1", "kind": "Namespace", "name": self._system, "uid": uid}]
         return self._home
 
-    def _copy(self, namespace: str, bundle: TrustBundle, denied: str) -> Object:
-        return config_map(namespace, bundle, denied if namespace == self._system else None)
+    def _copy(self, namespace: str, bundle: TrustBundle, denials: Denials) -> Object:
+        if namespace == self._system:
+            return config_map(namespace, bundle, denials.text)
+        return config_map(namespace, bundle, denials.text_in(namespace) or None)
 
     async def _nudge(self) -> None:
         """Touches the components' pods: a kubelet looks at a pod's mounted ConfigMaps when the pod changes,

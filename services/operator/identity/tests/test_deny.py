@@ -7,7 +7,11 @@ import time
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from libs.cluster.kinds import AGENT_FLEET, POD
 from libs.errors import DeniedError, ExhaustedError, InvalidError, UnauthenticatedError, UnavailableError
@@ -17,7 +21,7 @@ from services.operator.identity.office import open_office
 from services.operator.identity.rates import Rate
 from services.operator.identity.server import AUDIENCE
 
-from .conftest import SYSTEM, asking, dns_names, listening, named, owner
+from .conftest import SYSTEM, asking, dns_names, leaf, listening, named, owner
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +33,19 @@ async def test_an_agents_pod_gets_its_id_for_an_hour(world, ask):
     assert answer.spiffe_id == f"spiffe://mesh.test/ns/demo/agent/worker/pod/{name}/{uid}"
     assert 3500 < answer.expires_at.seconds - time.time() <= 3600
     assert 0.56 * 3600 - 5 < answer.renew_at.seconds - time.time() <= 2400
-    assert dns_names(answer) == []
+    assert dns_names(answer) == [f"{uid}.worker.agent.demo.ns.mesh.test"]
+    usages = leaf(answer).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert set(usages) == {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
+
+
+async def test_what_a_pod_asks_to_be_called_does_not_count(world, ask):
+    pod = await world.pod(await world.fleet())
+    wanted = ["coordination.cp.mesh.test", "another.worker.agent.demo.ns.mesh.test", "localhost"]
+    names = x509.SubjectAlternativeName([x509.DNSName(each) for each in wanted])
+    builder = x509.CertificateSigningRequestBuilder(x509.Name([])).add_extension(names, critical=False)
+    csr = builder.sign(ask.key, hashes.SHA256()).public_bytes(Encoding.PEM).decode()
+    answer = await ask(await world.token(pod), certificate_request=csr)
+    assert dns_names(answer) == [f"{pod['metadata']['uid']}.worker.agent.demo.ns.mesh.test"]
 
 
 async def test_a_fleets_coordinator_is_an_agent_of_its_own(world, ask):

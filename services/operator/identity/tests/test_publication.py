@@ -123,10 +123,33 @@ async def test_an_administrators_list_counts_and_can_be_taken_back(world, office
     assert (await world.published())["denied"] == ""
 
 
-async def test_the_deny_list_goes_to_components_only(world, office):
+async def test_pods_that_are_gone_are_denied_by_components_only(world, office):
     await world.namespace("demo")
     await office.denials.deny_pod("demo", "worker", "worker-1", "uid-1")
     await office.publish("demo")
+    assert "denied" not in await world.published("demo")
+
+
+async def test_agents_deny_those_who_could_call_them_and_hear_of_nobody_else(world, office):
+    for namespace in ("demo", "other"):
+        await world.namespace(namespace)
+        await office.publish(namespace)
+    ids = ["/cp/gateway", "/user/root", "/ns/demo/user/eve", "/ns/other/user/mallory", "/ns/demo/producer/ci"]
+    entries = {"ids": " ".join(f"spiffe://mesh.test{each}" for each in ids), "rest": f"{POD_ID} 1234 junk"}
+    await world.cluster.apply(named("v1", "ConfigMap", SYSTEM, "agentctl-denied", data=entries), "someone")
+    await office.look()
+    await office.keep()
+    everywhere = ["1234", "spiffe://mesh.test/cp/gateway"]
+    for namespace, user in (("demo", "eve"), ("other", "mallory")):
+        denied = (await world.published(namespace))["denied"].split()
+        assert denied == [
+            *everywhere,
+            f"spiffe://mesh.test/ns/{namespace}/user/{user}",
+            "spiffe://mesh.test/user/root",
+        ]
+    await world.cluster.delete(CONFIG_MAP, SYSTEM, "agentctl-denied")
+    await office.look()
+    await office.keep()
     assert "denied" not in await world.published("demo")
 
 
