@@ -153,13 +153,17 @@ async def _keep(doorway: Doorway, front: Front, files: Files, seconds: float) ->
 
 
 async def _ask(ready: Callable[[], Awaitable[None]], health: Health, seconds: float) -> None:
+    told = ""
     while True:
         try:
             await ready()
         except UnavailableError as error:
-            _log.warning("not ready: %s", error)
+            if str(error) != told:
+                told = str(error)
+                _log.warning("not ready: %s", told)
             health.set_ready(False)
         else:
+            told = ""
             health.set_ready(True)
         await asyncio.sleep(seconds)
 

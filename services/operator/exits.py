@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from libs.exits import Exit, Intent, intent
-
-_ACTIONS = {
-    Intent.TERMINAL: "FailJob",  # the next start would end the same way
-    Intent.POLICY: "FailJob",  # ours: only the retriable is retried
-    Intent.RETRIABLE: "Count",
-    # Eviction and the like are told by the pod's condition; an agent that outgrows its memory each time is
-    # killed too, and would run for ever if that used up no retry.
-    Intent.INFRA: "Count",
-}
+from libs.exits import Exit, intent, is_retried
 
 
 def failure_policy(container: str) -> dict[str, Any]:
-    """The rules for a container's exit codes. A code in no rule is counted, as `libs.exits` has it."""
+    """The rules for a container's exit codes. A code in no rule is counted, as `libs.exits` has it; eviction
+    and the like are told by the pod's condition."""
     evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    return {"rules": [evicted, *(_rule(container, action) for action in ("FailJob", "Count"))]}
+    return {"rules": [evicted, *(_rule(container, *rule) for rule in (("FailJob", False), ("Count", True)))]}
 
 
-def _rule(container: str, action: str) -> dict[str, Any]:
-    codes = sorted(int(code) for code in Exit if _ACTIONS.get(intent(code)) == action)
+def _rule(container: str, action: str, retried: bool) -> dict[str, Any]:
+    codes = sorted(int(code) for code in Exit if code and is_retried(intent(code)) is retried)
     return {
         "action": action,
         "onExitCodes": {"containerName": container, "operator": "In", "values": codes},
