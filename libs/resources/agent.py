@@ -11,6 +11,7 @@ from .pod import PodTemplate
 from .shape import Image, Key, Label, Name, Rule, lasting, one_of, ruled, text, unique
 
 Mode = Literal["once", "loop", "reactive", "schedule", "workflow"]
+Contract = Literal["agentctl", "agentd-1"]
 
 Instruction = Annotated[str, Meta(min_length=1, max_length=65536, pattern=r"\S")]
 ModelId = Annotated[str, text(256, r"^\S+$", "the id of a model, without spaces")]
@@ -59,8 +60,6 @@ class Loop(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
 
     interval: Annotated[str, lasting("1s", "720h")]
     """From the end of a run to the start of the next: 30s, 5m, 1h30m."""
-    deadline: Annotated[str, lasting("1s", "720h")] = ""
-    """The longest a run may take. Absent: no limit."""
 
 
 class Schedule(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
@@ -101,14 +100,16 @@ class Workflow(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True)
 
 
 class Limits(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """Where a run is stopped. What is absent has no limit of ours."""
+    """Where one run is stopped: with exit code 7."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=2**53)] | None = None
-    """Tokens, of prompts and answers together."""
+    """Tokens, of prompts and answers together. Absent: no limit."""
     max_steps: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """Turns with the model."""
+    """Turns with the model. Absent: 50."""
     max_depth: Annotated[int, Meta(ge=1, le=100)] | None = None
-    """Agents that call agents."""
+    """Agents that call agents. Absent: 4."""
+    deadline: Annotated[str, lasting("1s", "720h")] = ""
+    """The longest one run may take. Absent: no limit."""
 
 
 class Runs(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
@@ -122,6 +123,18 @@ class Runs(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
     """How long an ended run's Job and pod stay. Absent: until the next change."""
     trigger: Annotated[str, Meta(min_length=1, max_length=253)] = ""
     """Any text; a changed one runs a `once` or `workflow` agent again."""
+
+
+FOREIGN = (
+    Rule("self.contract == 'agentctl' || has(self.image)", "is needed with contract agentd-1", ".image"),
+    Rule(
+        "self.contract == 'agentctl' || has(self.instruction)",
+        "is needed with contract agentd-1",
+        ".instruction",
+    ),
+    Rule("self.contract == 'agentctl' || has(self.model)", "is needed with contract agentd-1", ".model"),
+)
+"""What an agent of another contract cannot do without: it ends at once if one of these is absent."""
 
 
 class AgentSpec(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
@@ -168,12 +181,15 @@ class AgentSpec(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True
             "goes with the modes once and workflow",
             ".runs.trigger",
         ),
+        *FOREIGN,
     )
 
     mode: Mode
     """When it runs: once, in a loop, when a subscribed resource changes, by the clock, or as a workflow."""
     image: Image = ""
     """Container image. Absent: the reference agent."""
+    contract: Contract = "agentctl"
+    """Which contract the image speaks. Beside an agent that speaks agentd-1 stands a bridge."""
     instruction: Instruction = ""
     """What to do, in words."""
     model: ModelRef | None = None

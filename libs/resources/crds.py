@@ -56,9 +56,10 @@ DECLARED = (
         52,  # of a CronJob's name: its Jobs add 11
         (
             Column("Mode", ".spec.mode"), _READY, Column("Phase", ".status.phase"),
-            Column("Runs", ".status.runs", "integer"),
+            Column("Runs", ".status.runs", "integer"), Column("Last", ".status.lastRun.reason"),
             Column("Pool", ".spec.model.pool", priority=1), Column("Model", ".spec.model.id", priority=1),
-            Column("Image", ".spec.image", priority=1), _AGE,
+            Column("Image", ".spec.image", priority=1), Column("Contract", ".spec.contract", priority=1),
+            _AGE,
         ),
     ),
     Declared(

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from .agent import Instruction, Limits, ModelRef, ServerSets
+from .agent import FOREIGN, Contract, Instruction, Limits, ModelRef, ServerSets
 from .pod import PodTemplate
 from .shape import Image, Rule, lasting, text
 
@@ -31,10 +31,13 @@ class WorkerTemplate(msgspec.Struct, rename="camel", kw_only=True, omit_defaults
             "the reference agent needs an instruction; an image of your own may do without",
             ".instruction",
         ),
+        *FOREIGN,
     )
 
     image: Image = ""
     """Container image. Absent: the reference agent."""
+    contract: Contract = "agentctl"
+    """Which contract the image speaks. Beside an agent that speaks agentd-1 stands a bridge."""
     instruction: Instruction = ""
     """What to do with each item, in words."""
     model: ModelRef | None = None
@@ -73,6 +76,14 @@ class Work(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
 class Coordinator(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
     """One more Deployment: the fleet's front door, which submits to its queue."""
 
+    rules: ClassVar = (
+        Rule(
+            "self.template.contract == 'agentctl'",
+            "a coordinator speaks contract agentctl",
+            ".template.contract",
+        ),
+    )
+
     template: WorkerTemplate
     replicas: Annotated[int, Meta(ge=0, le=100)] = 1
     """How many of it."""
@@ -87,6 +98,11 @@ class FleetSpec(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True
             "(self.replicas >= self.scaling.minReplicas && self.replicas <= self.scaling.maxReplicas)",
             "has to be between scaling.minReplicas and scaling.maxReplicas",
             ".replicas",
+        ),
+        Rule(
+            "self.template.contract != 'agentd-1' || self.work.slots <= 4",
+            "an agent of contract agentd-1 works on at most 4 items at a time",
+            ".work.slots",
         ),
     )
 

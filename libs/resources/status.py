@@ -66,6 +66,16 @@ class Run(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
     """What the agent's process returned."""
     intent: _Short = ""
     """What the exit code asks of the owner: complete, retriable, terminal, policy or infra."""
+    reason: _Short = ""
+    """Why it ended, in the agent's word: completed, exhausted_tokens, …"""
+    message: Annotated[str, Meta(max_length=1024)] = ""
+    """The same for people, in the agent's words."""
+    input_tokens: int | None = None
+    """Tokens of its prompts, as the provider counted them."""
+    output_tokens: int | None = None
+    """Tokens of its answers."""
+    steps: int | None = None
+    """Its turns with the model."""
 
 
 class AgentStatus(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):

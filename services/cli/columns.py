@@ -92,7 +92,12 @@ def _regarding(thing: Object) -> str:
 _READY: tuple[Column, ...] = (("READY", condition("Ready")),)
 _COLUMNS: Mapping[str, tuple[Sequence[Column], Sequence[Column]]] = {
     "Agent": (
-        (("MODE", field("spec.mode")), *_READY, ("PHASE", field("status.phase"))),
+        (
+            ("MODE", field("spec.mode")),
+            *_READY,
+            ("PHASE", field("status.phase")),
+            ("LAST", field("status.lastRun.reason")),
+        ),
         (
             ("POOL", field("spec.model.pool")),
             ("MODEL", field("spec.model.id")),

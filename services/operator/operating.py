@@ -177,6 +177,7 @@ async def reconciling(
             settings.identity_address,
             settings.stand_in_url,
             settings.namespace,
+            settings.loopback,
         ),
         settled,
         controller.queues.set,

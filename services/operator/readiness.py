@@ -11,7 +11,8 @@ from libs.resources.agent import AgentSpec
 from libs.resources.status import Run
 
 from .plan.owned import TEMPLATE_HASH
-from .runs import exit_code
+from .plan.template import CONTAINER
+from .runs import code_of, exit_code
 
 _STUCK = {
     "ErrImagePull": "ImagePullBackOff",  # the two take turns
@@ -87,15 +88,19 @@ def of_schedule(spec: AgentSpec, run: Run | None, live: Object | None, wanted: O
 
 
 def ending(run: Run, job: Object | None = None) -> str:
-    """How an ended run ended: its exit code and what that asks of the owner, and what its Job says."""
+    """How an ended run ended: its exit code and what that asks of the owner, why in the agent's words, and
+    what its Job says."""
+    told = ": ".join(filter(None, (run.reason, run.message)))
     if run.outcome == "Succeeded":
-        return f"run {run.name} ended with exit code 0"
+        how = "" if run.reason in ("", "completed") else f": {told}"  # such as drained
+        return f"run {run.name} ended with exit code 0{how}"
     code = "" if run.exit_code is None else f" with exit code {run.exit_code} ({run.intent})"
     conditions = ((job or {}).get("status") or {}).get("conditions") or ()
     reason = {each["type"]: each.get("reason", "") for each in conditions}.get("Failed", "")
-    why = f": {reason}" if reason else ""
+    why = f": {told or reason}" if told or reason else ""
+    also = f" ({reason})" if told and reason else ""
     lost = "" if code or why or run.completion_time else "; its Job went away before its end was seen"
-    return f"run {run.name} failed{code}{why}{lost}"
+    return f"run {run.name} failed{code}{why}{also}{lost}"
 
 
 def trouble(pods: Sequence[Object]) -> str:
@@ -124,18 +129,21 @@ def _trouble(pod: Object) -> tuple[str, str]:
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', '')}", ""
-    code = exit_code(pod)
-    ended = "" if code is None else f"exit code {code} ({intent(code)})"
     for container in (*(said.get("initContainerStatuses") or ()), *(said.get("containerStatuses") or ())):
-        waiting = (container.get("state") or {}).get("waiting") or {}
+        waiting, ended = (container.get("state") or {}).get("waiting") or {}, _code(code_of(container))
         reason = _STUCK.get(waiting.get("reason", ""), "")
         # between two waits it runs for a moment, and is no better for that
         if not reason and ended and container.get("restartCount", 0) > 1:
             reason = "CrashLoopBackOff"
         if reason:
             why = waiting.get("message", "") if reason in _LASTING else ended
-            return ": ".join(filter(None, (reason, why))), reason
-    return ended, ""
+            who = "" if container["name"] == CONTAINER else container["name"]
+            return ": ".join(filter(None, (who, reason, why))), reason
+    return _code(exit_code(pod)), ""
+
+
+def _code(code: int | None) -> str:
+    return "" if code is None else f"exit code {code} ({intent(code)})"
 
 
 def _failure(said: Object) -> str:

@@ -16,8 +16,10 @@ from .plan.change import ended, has_run
 from .plan.owned import SPEC_HASH
 from .plan.reading import spec_hash
 from .plan.template import CONTAINER
+from .report import report_of, words_of
 
 _OUTCOMES = {"Complete": "Succeeded", "Failed": "Failed", "": "Running"}
+_FROM_PODS = ("exit_code", "intent", "reason", "message", "input_tokens", "output_tokens", "steps")
 
 
 def belongs(child: Object, thing: Object) -> bool:
@@ -49,9 +51,7 @@ def last_run(thing: Object, spec: AgentSpec | None, previous: AgentStatus, runs:
     before = previous.last_run
     if runs:
         newest = runs[-1]
-        if before and _same(newest, before) and newest.exit_code is None:  # its pod is gone by now
-            return msgspec.structs.replace(newest, exit_code=before.exit_code, intent=before.intent)
-        return newest
+        return _remembered(newest, before) if before and _same(newest, before) else newest
     if spec and spec.mode == "schedule":
         return before
     if before is None or not has_run(thing):
@@ -78,16 +78,23 @@ def exit_code(pod: Object) -> int | None:
     """How the agent in the pod ended, or ended the last time; None if it has not."""
     for container in (pod.get("status") or {}).get("containerStatuses") or ():
         if container["name"] == CONTAINER:
-            for state in (container.get("state") or {}, container.get("lastState") or {}):
-                if "terminated" in state:
-                    return int(state["terminated"]["exitCode"])
+            return code_of(container)
+    return None
+
+
+def code_of(container: Object) -> int | None:
+    """The same of any container, by its entry in the pod's status."""
+    for state in (container.get("state") or {}, container.get("lastState") or {}):
+        if "terminated" in state:
+            return int(state["terminated"]["exitCode"])
     return None
 
 
 def _run(job: Object, pods: Sequence[Object]) -> Run:
     said, how = job["status"], ended(job)
-    code = 0 if how == "Complete" else _last_exit_code(job, pods) if how else None
-    return Run(
+    last = _last(job, pods, how) if how else {}
+    code = 0 if how == "Complete" else exit_code(last)
+    run = Run(
         name=job["metadata"]["name"],
         start_time=said["startTime"],
         completion_time=said.get("completionTime") or _failed_at(said) if how else "",
@@ -95,12 +102,30 @@ def _run(job: Object, pods: Sequence[Object]) -> Run:
         exit_code=code,
         intent="" if code is None else intent(code),
     )
+    if (report := report_of(last)) is None:
+        return run
+    return msgspec.structs.replace(
+        run,
+        reason=report.status,
+        message=words_of(report),
+        input_tokens=report.usage.input_tokens,
+        output_tokens=report.usage.output_tokens,
+        steps=report.usage.steps,
+    )
 
 
-def _last_exit_code(job: Object, pods: Sequence[Object]) -> int | None:
-    mine = [pod for pod in pods if belongs(pod, job) and exit_code(pod) is not None]
-    mine.sort(key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"]))
-    return exit_code(mine[-1]) if mine else None
+def _last(job: Object, pods: Sequence[Object], how: str) -> Object:
+    """The pod that decided how the Job ended; {} if it is gone."""
+    codes = [(pod, exit_code(pod)) for pod in pods if belongs(pod, job)]
+    ends = [pod for pod, code in codes if code is not None and (how == "Failed" or code == 0)]
+    ends.sort(key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"]))
+    return ends[-1] if ends else {}
+
+
+def _remembered(run: Run, before: Run) -> Run:
+    """The run with what was known of it before its pod was gone."""
+    known = {name: getattr(before, name) for name in _FROM_PODS if getattr(run, name) in (None, "")}
+    return msgspec.structs.replace(run, **known)
 
 
 def _failed_at(said: Object) -> str:

@@ -34,6 +34,8 @@ class Settings:
     """Where agents get their certificate."""
     stand_in_url: str = ""
     """The model endpoint of pools that name none: a stand-in, which is no model. Empty: there is none."""
+    loopback: str = "127.0.0.1"
+    """Where a bridge and its agent meet. Pods that share one loopback device need $(AGENT_HOST) here."""
     workers: int = 4
     """Objects that are reconciled at a time."""
     resync: timedelta = timedelta(minutes=10)

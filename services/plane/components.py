@@ -54,5 +54,6 @@ class HomeSettings:
             "OPERATOR_IDENTITY_PORT": str(identity),
             "OPERATOR_REPLICA": "plane",  # one at a time, so none waits for the lease of the last
             "OPERATOR_NAMESPACE": SYSTEM,
+            "OPERATOR_LOOPBACK": "$(AGENT_HOST)",  # pods share the machine's; their addresses are loopback
         }
         self.operator = load(OperatorSettings, "OPERATOR_", {**environ, **common, **ours})

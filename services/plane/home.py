@@ -50,9 +50,9 @@ from .usage import Usage
 
 _COMMANDS = {
     f"agentctl-{service}": [sys.executable, "-P", "-m", f"services.{service}"]
-    for service in ("agent", "provider")
+    for service in ("agent", "bridge", "provider")
 }
-_FOREIGN = re.compile(r"(AGENTCTL|COORDINATION|OPERATOR|PLANE|AGENT|PROVIDER|OPENAI)_")
+_FOREIGN = re.compile(r"(AGENTCTL|COORDINATION|OPERATOR|PLANE|AGENT|BRIDGE|PROVIDER|OPENAI)_")
 _PASSED_ON = ("AGENTCTL_LOG_LEVEL", "OPENAI_API_KEY", "OPENAI_API_KEY_FILE")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -12,10 +12,12 @@ from typing import Any
 from libs.cluster import Cluster, Object
 from libs.cluster.informer import Informer
 from libs.cluster.kinds import AGENT, AGENT_FLEET, POD
+from libs.contract.report import parse
 
 Say = Callable[[str, str], None]
 """`say(name, event)`: a line."""
 
+_LONGEST_LINE = 500
 _STARTING = ("", "ContainerCreating", "CrashLoopBackOff")  # the last: its end has been told
 
 
@@ -37,7 +39,13 @@ async def told(cluster: Cluster, say: Say) -> AsyncIterator[None]:
 def _tell(say: Say, kind: str, old: Object | None, new: Object | None) -> None:
     if event := (of_pod if kind == POD.name else of_agent)(old, new):
         metadata = (new or old or {})["metadata"]
-        say(f"{metadata['namespace']}/{metadata['name']}", f"{kind.lower()} {event}")
+        say(f"{metadata['namespace']}/{metadata['name']}", f"{kind.lower()} {_line(event)}")
+
+
+def _line(text: str) -> str:
+    """What a terminal shows as it is: agents write some of it."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(shown.split())[:_LONGEST_LINE]
 
 
 def of_agent(old: Object | None, new: Object | None) -> str:
@@ -89,12 +97,13 @@ def _containers(pod: Object) -> list[dict[str, Any]]:
 
 
 def _end(pod: Object) -> dict[str, Any]:
-    """How a container of it ended last."""
+    """How a container of it ended last; one beside the agent only if it failed."""
+    beside = (pod.get("status") or {}).get("initContainerStatuses", ())
     ends = [
         end
         for each in _containers(pod)
         for state in ("lastState", "state")
-        if (end := each.get(state, {}).get("terminated"))
+        if (end := each.get(state, {}).get("terminated")) and (each not in beside or end.get("exitCode"))
     ]
     return max(ends, key=lambda end: str(end.get("finishedAt")), default={})
 
@@ -106,7 +115,11 @@ def _starts_again(pod: Object, end: dict[str, Any]) -> bool:
 
 
 def _how(end: dict[str, Any]) -> str:
-    if message := end.get("message"):
+    message = end.get("message", "")
+    if report := parse(message):
+        why = ": ".join(filter(None, (report.status, report.error)))
+        return f"ended with exit code {end.get('exitCode')}: {why}" if end.get("exitCode") else "is done"
+    if message:
         return f"ended: {message}"
     if number := end.get("signal"):
         with suppress(ValueError):

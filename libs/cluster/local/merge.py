@@ -42,6 +42,7 @@ _BUILT_IN: dict[str, tuple[str, ...]] = {
     "podIPs": ("ip",),
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
 }
+_CONTAINERS = frozenset({"containers", "initContainers", "ephemeralContainers"})
 _DEFAULTS = {"protocol": "TCP"}
 
 
@@ -83,7 +84,7 @@ def _keys(kind: Kind, path: tuple[str, ...]) -> tuple[str, ...]:
     if kind == SCALED_OBJECT or not path:
         return ()
     if path[-1] == "ports":
-        return ("containerPort" if "containers" in path else "port", "protocol")
+        return ("port" if _CONTAINERS.isdisjoint(path) else "containerPort", "protocol")
     return _BUILT_IN.get(path[-1], ())
 
 

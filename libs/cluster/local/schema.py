@@ -250,11 +250,16 @@ def _ruled(value: Any, old: Any, schema: Object, path: str) -> Iterator[Finding]
 
 
 def _holds(rule: str, value: Any, old: Any) -> bool:
-    """A rule on `oldSelf` is one on a change: without an old value it holds."""
+    """A rule on `oldSelf` is one on a change: without an old value it holds. One that cannot be evaluated for
+    this value does not."""
     program = _program(rule)
-    if "oldSelf" not in program.variables():
-        return bool(program.execute({"self": value}))
-    return old is _ABSENT or bool(program.execute({"self": value, "oldSelf": old}))
+    is_on_change = "oldSelf" in program.variables()
+    if is_on_change and old is _ABSENT:
+        return True
+    try:
+        return bool(program.execute({"self": value, "oldSelf": old} if is_on_change else {"self": value}))
+    except RuntimeError:  # such as that of duration('')
+        return False
 
 
 @cache

@@ -168,9 +168,52 @@ BAD: dict[str, tuple[str, str]] = {
         _fleet(f"template: {{{_WORKER}}}, work: {{lease: 61m}}"),
         'spec.work.lease: Invalid value: "61m": has to be a duration of 1s to 1h',
     ),
+    "an empty lease": (
+        _fleet(f"template: {{{_WORKER}}}, work: {{lease: ''}}"),
+        "spec.work.lease in body should be at least 2 chars long",
+    ),
     "no tokens at all": (
         _agent(f"{_ONCE}, limits: {{maxTokens: 0}}"),
         "spec.limits.maxTokens in body should be greater than or equal to 1",
+    ),
+    "a deadline of a run below a second": (
+        _agent(f"{_ONCE}, limits: {{deadline: 0s}}"),
+        'spec.limits.deadline: Invalid value: "0s": has to be a duration of 1s to 720h',
+    ),
+    "a deadline in the loop block": (
+        _agent("mode: loop, instruction: a, model: {pool: a}, loop: {interval: 5m, deadline: 1m}"),
+        'strict decoding error: unknown field "spec.loop.deadline"',
+    ),
+    # contracts
+    "unknown contract": (
+        _agent(f"{_ONCE}, contract: agentd-2"),
+        'spec.contract: Unsupported value: "agentd-2": supported values: "agentctl", "agentd-1"',
+    ),
+    "another contract without an image": (
+        _agent(f"{_ONCE}, contract: agentd-1"),
+        "spec.image: Invalid value: is needed with contract agentd-1",
+    ),
+    "another contract without a model": (
+        _agent("mode: once, instruction: a, image: a, contract: agentd-1"),
+        "spec.model: Invalid value: is needed with contract agentd-1",
+    ),
+    "another contract without an instruction": (
+        _agent("mode: workflow, workflow: {inline: a}, model: {pool: a}, image: a, contract: agentd-1"),
+        "spec.instruction: Invalid value: is needed with contract agentd-1",
+    ),
+    "worker of another contract without an image": (
+        _fleet(f"template: {{{_WORKER}, contract: agentd-1}}"),
+        "spec.template.image: Invalid value: is needed with contract agentd-1",
+    ),
+    "worker of another contract with too many slots": (
+        _fleet(f"template: {{{_WORKER}, image: a, contract: agentd-1}}, work: {{slots: 5}}"),
+        "spec.work.slots: Invalid value: an agent of contract agentd-1 works on at most 4 items at a time",
+    ),
+    "coordinator of another contract": (
+        _fleet(
+            f"template: {{{_WORKER}}}, coordinator: {{template: {{{_WORKER}, image: a, contract: agentd-1}}}}"
+        ),
+        "spec.coordinator.template.contract: Invalid value: a coordinator speaks contract agentctl",
     ),
     # names
     "queue of another namespace": (

@@ -23,7 +23,8 @@ spec:
   instruction: Look for new tickets.
   model: {pool: stand-in}
   mcpServers: [tickets, wiki]
-  loop: {interval: 1h30m, deadline: 5m}
+  loop: {interval: 1h30m}
+  limits: {deadline: 5m}
 """,
     "reactive": """
 apiVersion: agentctl.dev/v1alpha1
@@ -110,6 +111,29 @@ spec:
         - {name: scratch, mountPath: /scratch}
         - {name: settings, mountPath: /etc/x.d, readOnly: true}
         imagePullPolicy: IfNotPresent
+""",
+    "an agent of another contract": """
+apiVersion: agentctl.dev/v1alpha1
+kind: Agent
+metadata: {name: foreign}
+spec:
+  mode: loop
+  image: example.com/agentd:1.4.0
+  contract: agentd-1
+  instruction: Look for new tickets.
+  model: {pool: stand-in}
+  loop: {interval: 5m}
+""",
+    "a fleet of another contract": """
+apiVersion: agentctl.dev/v1alpha1
+kind: AgentFleet
+metadata: {name: foreigners}
+spec:
+  template:
+    image: example.com/agentd:1.4.0
+    contract: agentd-1
+    instruction: Summarise.
+    model: {pool: stand-in}
 """,
     "fleet with every default": """
 apiVersion: agentctl.dev/v1alpha1

@@ -25,7 +25,7 @@ _ROOT = Path(__file__).parents[3]
 _IN_DOCS = re.findall(r"```yaml\n(.*?)```", (_ROOT / "docs/resources.md").read_text(), re.DOTALL)
 _ACCEPTED = {
     **GOOD,
-    **{path.name: path.read_text() for path in sorted(_ROOT.glob("examples/*.yaml"))},
+    **{str(path.relative_to(_ROOT)): path.read_text() for path in sorted(_ROOT.glob("examples/**/*.yaml"))},
     **{f"resources.md, {number}": text for number, text in enumerate(_IN_DOCS, start=1)},
 }
 _SPECS = {declared.kind.name: declared.spec for declared in DECLARED}

@@ -26,6 +26,8 @@ class Rendering:
     """The endpoint of pools that name none; "": there is no stand-in."""
     system_namespace: str = "agentctl-system"
     """Where the control plane lives, and no agent may."""
+    loopback: str = "127.0.0.1"
+    """Where a bridge and its agent meet. May be the variable $(AGENT_HOST), where pods share one loopback."""
 
 
 @dataclass(frozen=True, slots=True)

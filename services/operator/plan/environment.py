@@ -8,16 +8,21 @@ from collections.abc import Mapping
 import msgspec
 
 from libs.cluster import Object
-from libs.resources.agent import AgentSpec, Limits
+from libs.mesh import AGENT
+from libs.resources.agent import AgentSpec, Limits, ModelRef
 from libs.resources.fleet import FleetSpec, WorkerTemplate
-from libs.resources.pool import PoolSpec, ServerSetSpec
+from libs.resources.pool import PoolSpec, Server, ServerSetSpec
 
 from .context import Context
 from .duration import shown
 
 RUN = "/run/agentctl"
 TOKEN, TRUST, TLS, WORKFLOW = f"{RUN}/token", f"{RUN}/trust", f"{RUN}/tls", f"{RUN}/workflow"
-METRICS_PORT = 9090
+WORKFLOW_FILE = f"{WORKFLOW}/workflow"
+TMP = "/tmp"
+METRICS_PORT, GRPC_PORT = 9090, AGENT.port
+REPORT_FILE = "/dev/termination-log"
+"""Where Kubernetes finds what a container says at its end: at most 4096 bytes of it."""
 
 Part = AgentSpec | WorkerTemplate
 """What an agent, a fleet's worker and a coordinator have in common: image, instruction, model, …"""
@@ -31,18 +36,33 @@ _FIELDS = {
 }
 
 
+_RUN_ID = "metadata.labels['batch.kubernetes.io/controller-uid']"
+
+
 def listed(values: Mapping[str, str]) -> list[Object]:
     """As containers have them; empty values are left out."""
-    return [{"name": name, "value": value} for name, value in values.items() if value]
+    return [{"name": name, "value": literal(value)} for name, value in values.items() if value]
+
+
+def literal(text: str) -> str:
+    """The text as a container's word or value, where $(NAME) would be another variable's value."""
+    return text.replace("$", "$$")
+
+
+def fields(paths: Mapping[str, str]) -> list[Object]:
+    """Variables that say what only the pod itself knows."""
+    return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in paths.items()]
+
+
+def run_id() -> list[Object]:
+    """The run's id: the Job's uid, so that a retry is known as the same run."""
+    return fields({"AGENT_RUN_ID": _RUN_ID})
 
 
 def common(part: Part, context: Context) -> list[Object]:
     """What every agent is told, whatever it is for."""
-    fields = [
-        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in _FIELDS.items()
-    ]
     settings = context.settings
-    return fields + listed(
+    return fields(_FIELDS) + listed(
         {
             "AGENT_METRICS_PORT": str(METRICS_PORT),
             "AGENTCTL_COORDINATION_ADDRESS": settings.coordination_address,
@@ -59,16 +79,26 @@ def common(part: Part, context: Context) -> list[Object]:
 
 
 def of_agent(spec: AgentSpec) -> list[Object]:
-    """What an Agent is told about its mode. A CronJob is the only clock: its runs are `once`."""
-    return listed(
+    """What an Agent is told about its mode."""
+    run = run_id() + listed({"AGENT_REPORT_FILE": REPORT_FILE}) if ends(spec) else []
+    return run + listed(
         {
-            "AGENT_MODE": "once" if spec.mode == "schedule" else spec.mode,
+            "AGENT_MODE": mode_of(spec),
             "AGENT_LOOP_INTERVAL": shown(spec.loop.interval) if spec.loop else "",
-            "AGENT_LOOP_DEADLINE": shown(spec.loop.deadline) if spec.loop else "",
             "AGENT_SUBSCRIBE": json.dumps(spec.subscribe) if spec.subscribe else "",
-            "AGENT_WORKFLOW_FILE": f"{WORKFLOW}/workflow" if spec.workflow else "",
+            "AGENT_WORKFLOW_FILE": WORKFLOW_FILE if spec.workflow else "",
         }
     )
+
+
+def mode_of(spec: AgentSpec) -> str:
+    """The mode as its agent has it. A CronJob is the only clock: its runs are `once`."""
+    return "once" if spec.mode == "schedule" else spec.mode
+
+
+def ends(spec: AgentSpec) -> bool:
+    """Whether its pods are runs, which end."""
+    return mode_of(spec) in ("once", "workflow")
 
 
 def of_worker(spec: FleetSpec, queue: str) -> list[Object]:
@@ -82,22 +112,38 @@ def of_coordinator(queue: str) -> list[Object]:
     return listed({"AGENT_MODE": "coordinator", "AGENT_QUEUE": queue})
 
 
+def model_of(part: Part, context: Context) -> str:
+    """The model that it asks; empty if it asks none."""
+    return (part.model.id or _pool(part.model, context).models[0]) if part.model else ""
+
+
+def servers_of(part: Part, context: Context) -> list[Server]:
+    """The tool servers that it may use."""
+    return [
+        server
+        for name in part.mcp_servers
+        for server in msgspec.convert(context.server_sets[name]["spec"], ServerSetSpec).servers
+    ]
+
+
 def _model(part: Part, context: Context) -> dict[str, str]:
     if part.model is None:
         return {}
-    said = msgspec.convert(context.pools[part.model.pool]["spec"], PoolSpec)
     return {
-        "AGENT_MODEL": part.model.id or said.models[0],
-        "OPENAI_BASE_URL": said.endpoint or context.settings.stand_in_url,
+        "AGENT_MODEL": model_of(part, context),
+        "OPENAI_BASE_URL": _pool(part.model, context).endpoint or context.settings.stand_in_url,
         "AGENT_MODEL_CA_FILE": f"{TRUST}/ca.crt",
     }
+
+
+def _pool(model: ModelRef, context: Context) -> PoolSpec:
+    return msgspec.convert(context.pools[model.pool]["spec"], PoolSpec)
 
 
 def _servers(part: Part, context: Context) -> str:
     servers = [
         {"name": server.name, "endpoint": server.endpoint, "tags": server.tags}
-        for name in part.mcp_servers
-        for server in msgspec.convert(context.server_sets[name]["spec"], ServerSetSpec).servers
+        for server in servers_of(part, context)
     ]
     return json.dumps(servers) if servers else ""
 
@@ -107,5 +153,6 @@ def _limits(limits: Limits) -> dict[str, str]:
         "AGENT_MAX_TOKENS": limits.max_tokens,
         "AGENT_MAX_STEPS": limits.max_steps,
         "AGENT_MAX_DEPTH": limits.max_depth,
+        "AGENT_DEADLINE": shown(limits.deadline) or None,
     }
     return {name: str(value) for name, value in told.items() if value is not None}

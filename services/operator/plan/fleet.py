@@ -18,7 +18,8 @@ def objects(thing: Object, spec: FleetSpec, context: Context) -> list[Object]:
     """The workers' Deployment, then the coordinator's."""
     namespace, name = key_of(thing)
     full = f"{namespace}/{spec.work.queue or name}"
-    worker = pod_template(labels(thing, name), spec.template, environment.of_worker(spec, full), context)
+    told = environment.of_worker(spec, full)
+    worker = pod_template(labels(thing, name), spec.template, told, context, queue=full)
     found = [_deployment(thing, name, replicas(spec), worker, spec.template, context)]
     if spec.coordinator:
         front, part = coordinator_of(name), spec.coordinator.template

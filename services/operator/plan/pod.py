@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from libs.cluster import Object
 from libs.resources.pod import PodTemplate
 
-from . import environment, template
+from . import agentd, environment, template
 from .context import Context
-from .environment import METRICS_PORT, TLS, TOKEN, TRUST, Part
+from .environment import GRPC_PORT, METRICS_PORT, TLS, TMP, TOKEN, TRUST, Part
 from .owned import CONTENT_HASH, digest
 
 AUDIENCE = "agentctl-identity"
@@ -22,9 +22,11 @@ def pod_template(
     told: Sequence[Object],
     context: Context,
     mounted: Mapping[str, Object] | None = None,
+    queue: str = "",
 ) -> Object:
     """The pod template for `part`, told `told` besides what every agent is told. `mounted`: folder → volume
-    source, read-only. Meets the restricted pod security standard; its one credential is its token."""
+    source, read-only; `queue`: what it claims from. Meets the restricted pod security standard; its one
+    credential is its token."""
     volumes: dict[str, Object] = {
         TOKEN: _token(),
         TRUST: {"configMap": {"name": "agentctl-trust"}},
@@ -32,7 +34,7 @@ def pod_template(
     }
     writable: dict[str, Object] = {
         TLS: {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
-        "/tmp": {"emptyDir": {}},
+        TMP: {"emptyDir": {}},
     }
     pod: Object = {
         "metadata": {"labels": dict(labels)},
@@ -51,7 +53,7 @@ def pod_template(
                     "name": template.CONTAINER,
                     **_image(part, context),
                     "env": [*told, *environment.common(part, context)],
-                    "ports": [{"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"}],
+                    "ports": [_port("metrics", METRICS_PORT), _port("grpc", GRPC_PORT)],
                     **_probes(),
                     "securityContext": {
                         "allowPrivilegeEscalation": False,
@@ -67,6 +69,8 @@ def pod_template(
             "volumes": [{"name": _name(path), **source} for path, source in (volumes | writable).items()],
         },
     }
+    if part.contract == "agentd-1":
+        pod = agentd.beside(pod, part, context, queue)
     return template.merge(pod, part.pod_template or PodTemplate())
 
 
@@ -80,13 +84,18 @@ def rolling(pod: Object, hashes: Mapping[str, str]) -> Object:
 
 
 def _image(part: Part, context: Context) -> Object:
-    if part.image:
+    is_foreign = part.contract == "agentd-1"
+    if part.image and not is_foreign:
         return {"image": part.image}
     return {
         "image": context.settings.agent_image,
         "imagePullPolicy": "IfNotPresent",  # ours has a fixed tag
-        "command": ["agentctl-agent"],
+        "command": [agentd.COMMAND if is_foreign else "agentctl-agent"],
     }
+
+
+def _port(name: str, port: int) -> Object:
+    return {"name": name, "containerPort": port, "protocol": "TCP"}
 
 
 def _token() -> Object:

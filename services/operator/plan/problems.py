@@ -82,7 +82,14 @@ def _workflow(spec: AgentSpec, context: Context) -> Iterator[Problem]:
 
 
 def _image(at: str, part: Part, context: Context) -> Iterator[Problem]:
-    if not part.image and not context.settings.agent_image:
+    if part.contract == "agentd-1":
+        if not part.image:
+            yield Problem("RenderFailed", f"{at}.image is missing: contract agentd-1 needs it")
+        if not context.settings.agent_image:
+            yield Problem("RenderFailed", f"{at}.contract: the bridge is in OPERATOR_AGENT_IMAGE; set it")
+        if at == "spec.coordinator.template":
+            yield Problem("RenderFailed", f"{at}.contract: a coordinator speaks agentctl")
+    elif not part.image and not context.settings.agent_image:
         yield Problem(
             "RenderFailed",
             f"{at}.image is empty and the operator has no OPERATOR_AGENT_IMAGE; set one of the two",

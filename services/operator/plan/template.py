@@ -19,7 +19,7 @@ VOLUME_PREFIX = "agentctl-"
 GRACE_SECONDS = 35
 """Unless they say otherwise: the agent drains for 25."""
 
-_THEIRS = ("command", "args", "envFrom", "imagePullPolicy")
+_THEIRS = ("command", "envFrom", "imagePullPolicy")
 _REQUESTS = {"cpu": "100m", "memory": "128Mi"}
 
 
@@ -51,10 +51,13 @@ def _free(keys: dict[str, str]) -> dict[str, str]:
 
 
 def _merged(ours: Object, theirs: Object) -> Object:
-    """One container. Its command and args are theirs if they say any; without, those of the image or ours."""
+    """One container. Its command is theirs if they say any; without, that of the image or ours. Their args
+    come after ours."""
+    args = [*ours.get("args", ()), *theirs.get("args", ())]
     return {
         **ours,
         **{key: theirs[key] for key in _THEIRS if key in theirs},
+        **({"args": args} if args else {}),
         "env": _joined(ours["env"], theirs.get("env", ()), "name"),
         "volumeMounts": _joined(ours["volumeMounts"], theirs.get("volumeMounts", ()), "mountPath"),
         "resources": _resources(theirs.get("resources", {})),

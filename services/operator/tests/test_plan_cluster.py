@@ -15,6 +15,7 @@ import yaml
 
 from libs.cluster import Object
 from libs.cluster.kinds import JOB
+from services.operator.identity.attest import fingerprint
 from services.operator.plan import Action, change
 from services.operator.status import Observed, status
 
@@ -24,6 +25,16 @@ pytestmark = pytest.mark.cluster
 KUBECONFIG = os.environ.get("AGENTCTL_TEST_KUBECONFIG", "")
 IMAGE = os.environ.get("AGENTCTL_TEST_IMAGE", "")
 """An image with /bin/sh that the cluster's nodes have."""
+_REPORT = json.dumps(
+    {
+        "contract_version": "1.0",
+        "run_id": "$AGENT_RUN_ID",
+        "status": "ended",
+        "exit_code": 0,
+        "error": "$AGENT_RUN_ID",
+        "usage": {"steps": 3},
+    }
+).replace('"', '\\"')
 _DRY_APPLY = ("apply", "--server-side", "--field-manager=plan", "--dry-run=server", "-o", "yaml", "-f", "-")
 
 
@@ -57,14 +68,14 @@ def test_a_real_api_server_takes_it_and_its_pods(name, namespace):
         kept = change(first, placed, yaml.safe_load(said.stdout))
         assert kept.action is Action.NONE  # with all that an API server adds, it is as it should be
         if template := pod_of(manifest):
-            spec = {
-                k: v
-                for k, v in template["spec"].items()
-                if k not in ("runtimeClassName", "priorityClassName")
-            }
-            pod = {"apiVersion": "v1", "kind": "Pod", **template, "spec": spec}
+            pod = {"apiVersion": "v1", "kind": "Pod", **template, "spec": _without_classes(template["spec"])}
             pod["metadata"] = {**template["metadata"], "name": "p", "namespace": namespace}
-            kubectl("create", "--dry-run=server", "-f", "-", manifest=pod)
+            made = json.loads(
+                kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", manifest=pod).stdout
+            )
+            kept = pod_of(yaml.safe_load(said.stdout))["spec"]
+            # with all that an API server adds to either, the pod gets the agent's identity
+            assert fingerprint(made["spec"]) == fingerprint(_without_classes(kept))
 
 
 @pytest.mark.skipif(not IMAGE, reason="AGENTCTL_TEST_IMAGE names no image")
@@ -80,7 +91,7 @@ def test_a_real_api_server_takes_it_and_its_pods(name, namespace):
 def test_a_run_is_retried_and_reported_as_its_exit_code_says(code, pods, outcome, intent, namespace):
     container = {
         "name": "agent",
-        "command": ["/bin/sh", "-c", f"exit {code}"],
+        "command": ["/bin/sh", "-c", f'echo "{_REPORT}" > $AGENT_REPORT_FILE; exit {code}'],
         "imagePullPolicy": "IfNotPresent",
     }
     what = agent(
@@ -99,8 +110,14 @@ def test_a_run_is_retried_and_reported_as_its_exit_code_says(code, pods, outcome
     assert len(seen) == pods
     assert (said["lastRun"]["outcome"], said["lastRun"]["exitCode"]) == (outcome, code)
     assert (said["lastRun"]["intent"], said["runs"]) == (intent, 1)
+    assert (said["lastRun"]["reason"], said["lastRun"]["steps"]) == ("ended", 3)
+    assert said["lastRun"]["message"] == live["metadata"]["uid"]  # what the pod was told of its run's id
     assert said["workloads"] == [{"kind": "Job", "name": f"code-{code}", "uid": live["metadata"]["uid"]}]
     assert change(kept, job, live).action is Action.NONE
+
+
+def _without_classes(spec: Object) -> Object:
+    return {k: v for k, v in spec.items() if k not in ("runtimeClassName", "priorityClassName")}
 
 
 def _create(what):

@@ -18,7 +18,7 @@ from .manifests import agent, case, cases, config, fleet, plan_of, pool, servers
 
 ALL = {"Agent": AgentSpec, "AgentFleet": FleetSpec, "ModelPool": PoolSpec, "MCPServerSet": ServerSetSpec}
 TEMPLATE = case("pod-template")[0]["spec"]["podTemplate"]
-OTHER = {"mode": "reactive", "imagePullPolicy": "Never"}
+OTHER = {"mode": "reactive", "imagePullPolicy": "Never", "contract": "agentctl"}
 LENGTHS = {"interval", "deadline", "startingDeadline", "keepFor", "lease"}
 NAMES_OF_OTHERS = {"pool", "id", "mcpServers", "name", "key", "configMapKeyRef"}
 """Changed at random they name what is not there: the plan is then a problem, and so it should be."""
@@ -33,7 +33,7 @@ def everything() -> list[list[Any]]:
         "instruction": "i",
         "model": {"pool": "models", "id": "large"},
         "mcpServers": ["web"],
-        "limits": {"maxTokens": 1, "maxSteps": 1, "maxDepth": 1},
+        "limits": {"maxTokens": 1, "maxSteps": 1, "maxDepth": 1, "deadline": "1m"},
         "podTemplate": TEMPLATE,
     }
     return [
@@ -115,7 +115,8 @@ FIELDS = sorted(
     (kind, path)
     for kind, struct in ALL.items()
     for path in declared(struct)
-    if path[-2:] != ("containers", "name")  # it can be one word only
+    if path[-2:] != ("containers", "name")  # this and the next can be one word only
+    if path != ("coordinator", "template", "contract")
 )
 VARIANTS = variants()
 

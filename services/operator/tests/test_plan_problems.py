@@ -51,6 +51,18 @@ FLOW = {"configMapKeyRef": {"name": "flows", "key": "sum"}}
             [f"{'f' * 52}-coordinator has 64 characters"],
         ),
         (
+            fleet(template={"instruction": "i", "model": MODEL, "contract": "agentd-1"}),
+            [pool()],
+            "RenderFailed",
+            ["spec.template.image is missing", "agentd-1"],
+        ),
+        (
+            fleet(coordinator={"template": {"image": "x", "model": MODEL, "contract": "agentd-1"}}),
+            [pool()],
+            "RenderFailed",
+            ["spec.coordinator.template.contract"],
+        ),
+        (
             fleet(coordinator={"template": {"image": "x", "model": MODEL}}),
             [],
             "UnknownModelPool",
@@ -88,6 +100,9 @@ def test_without_any_image_there_is_a_problem():
     problem = desired(what, imageless).problems[0]
     assert (problem.reason, "OPERATOR_AGENT_IMAGE" in problem.message) == ("RenderFailed", True)
     assert desired(agent(), imageless).problems == ()
+    foreign = replace(context([pool()]), settings=imageless.settings)
+    problem = desired(agent(contract="agentd-1", model=MODEL), foreign).problems[0]
+    assert (problem.reason, "OPERATOR_AGENT_IMAGE" in problem.message) == ("RenderFailed", True)
 
 
 def test_of_two_with_one_name_the_older_keeps_it():

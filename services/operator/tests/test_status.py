@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -195,6 +196,16 @@ def test_an_agent_that_ends_again_and_again_shows_its_exit_code():
     assert world.ready()[2].endswith("pod p: exit code 2 (terminal)")
 
 
+def test_a_bridge_that_crashes_is_named():
+    world = singleton().apply(**deployment(available=0))
+    ended = {"terminated": {"exitCode": 2}}
+    bridge = {"name": "bridge", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}
+    world.pods = [pod(world.child(DEPLOYMENT, "a"), waiting="PodInitializing")]
+    world.pods[0]["status"]["initContainerStatuses"] = [bridge]
+    assert world.ready()[1] == "CrashLoopBackOff"
+    assert world.ready()[2].endswith("pod p: bridge: CrashLoopBackOff: exit code 2 (terminal)")
+
+
 def test_a_pod_that_may_not_be_shows_why():
     refused = [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]
     assert "exceeded quota" in singleton().apply(**deployment(0), conditions=refused).ready()[2]
@@ -275,6 +286,134 @@ def test_a_failed_run_says_its_exit_code_and_what_it_asks():
     assert (world.look()["lastRun"]["exitCode"], world.look()["phase"]) == (5, "Failed")
     world.pods = []  # gone, but it was seen
     assert world.look()["lastRun"]["exitCode"] == 5
+
+
+REPORT = {
+    "contract_version": "1.0", "run_id": "r", "agent": "a", "mode": "once", "status": "exhausted_tokens",
+    "exit_code": 7, "intent": "policy", "error": "it has used 2000 of 2000 tokens", "duration_ms": 5,
+    "usage": {"input_tokens": 1900, "output_tokens": 100, "steps": 4, "tool_calls": 2}, "has_result": False,
+}  # fmt: skip
+
+
+def reporting(owner, code, message, name="p", container="agent"):
+    """A pod that ended, one of whose containers had last words."""
+    made = pod(owner, name, code=code)
+    status = made["status"]
+    state = {"terminated": {"exitCode": code, "message": message}}
+    if container == "agent":
+        status["containerStatuses"][0]["state"] = state
+    else:
+        status["initContainerStatuses"] = [{"name": container, "state": state}]
+    return made
+
+
+@pytest.mark.parametrize("container", ["agent", "bridge"])
+def test_a_run_has_the_reason_and_the_use_that_its_report_says(container):
+    world = once().apply(**job_status("Failed"))
+    world.pods = [reporting(world.child(JOB, "a"), 7, json.dumps(REPORT), container=container)]
+    run = world.look()["lastRun"]
+    assert (run["exitCode"], run["intent"]) == (7, "policy")
+    assert (run["reason"], run["message"]) == ("exhausted_tokens", "it has used 2000 of 2000 tokens")
+    assert (run["inputTokens"], run["outputTokens"], run["steps"]) == (1900, 100, 4)
+    assert world.ready() == (
+        "False",
+        "Failed",
+        "run a failed with exit code 7 (policy): exhausted_tokens: it has used 2000 of 2000 tokens (Why); "
+        "a new runs.trigger runs it again",
+    )
+    world.pods = []  # gone, but it was seen
+    assert world.look()["lastRun"] == run
+
+
+def test_the_use_of_a_run_that_succeeded_is_known_too():
+    world = once().apply(**job_status("Complete"))
+    job = world.child(JOB, "a")
+    done = REPORT | {"status": "completed", "exit_code": 0, "error": ""}
+    world.pods = [reporting(job, 1, json.dumps(REPORT), "q"), reporting(job, 0, json.dumps(done), "p")]
+    run = world.look()["lastRun"]
+    assert (run["reason"], run["steps"], "message" in run) == ("completed", 4, False)
+    assert world.ready() == ("True", "Succeeded", "run a ended with exit code 0")
+    world.pods = []
+    assert world.look()["lastRun"] == run
+
+
+def test_a_run_that_was_drained_says_so():
+    world = once().apply(**job_status("Complete"))
+    drained = REPORT | {"status": "drained", "exit_code": 0, "error": "the node goes"}
+    world.pods = [reporting(world.child(JOB, "a"), 0, json.dumps(drained))]
+    assert world.ready()[2] == "run a ended with exit code 0: drained: the node goes"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "no report", "{", "[]", "null", '"text"', "{}", "[" * 4096, "\ud800",
+        json.dumps(REPORT)[:-1] + ', "more": ' + "[" * 1500 + "]" * 1500 + "}", "x" * 20_000,
+        json.dumps(REPORT)[:-1], json.dumps(REPORT) + " and more", f'its probe failed: {json.dumps(REPORT)}',
+    ],
+)  # fmt: skip
+def test_what_is_no_report_counts_as_none(text):
+    world = once().apply(**job_status("Failed"))
+    world.pods = [reporting(world.child(JOB, "a"), 7, text)]
+    assert world.look()["lastRun"].keys() == {
+        "name", "startTime", "completionTime", "outcome", "exitCode", "intent",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"contract_version": "2.0"},
+        {"contract_version": 1.0},
+        {"status": "A b"},
+        {"status": "x" * 64},
+        {"status": 7},
+        {"error": 7},
+        {"usage": 5},
+        {"usage": {"steps": -1}},
+        {"usage": {"input_tokens": 2**60}},
+    ],
+)
+def test_a_report_with_a_field_that_is_none_counts_as_none(wrong):
+    world = once().apply(**job_status("Failed"))
+    world.pods = [reporting(world.child(JOB, "a"), 7, json.dumps(REPORT | wrong))]
+    assert not {"reason", "message", "steps"} & world.look()["lastRun"].keys()
+
+
+def test_a_report_of_a_later_minor_version_is_read():
+    world = once().apply(**job_status("Failed"))
+    later = REPORT | {"contract_version": "1.7", "more": {"a": 1}, "status": "bored"}
+    world.pods = [reporting(world.child(JOB, "a"), 3, json.dumps(later))]
+    assert world.look()["lastRun"]["reason"] == "bored"
+
+
+def test_the_words_of_a_report_are_one_line_of_bounded_length():
+    world = once().apply(**job_status("Failed"))
+    wild = REPORT | {"error": "two\nlines \u001b[31m\u0000 " + "long " * 500}
+    world.pods = [reporting(world.child(JOB, "a"), 7, json.dumps(wild))]
+    said = world.look()["lastRun"]["message"]
+    assert said.startswith("two lines [31m long")
+    assert said.isprintable()
+    assert len(said) == 1024
+
+
+def test_a_run_is_one_event_even_if_its_report_is_read_later():
+    world = once().apply(**job_status(ready=1))
+    world.look()
+    world.apply(**job_status("Failed"))
+    world.look()
+    assert [event.reason for event in world.events] == ["RunFailed"]
+    world.pods = [reporting(world.child(JOB, "a"), 7, json.dumps(REPORT))]
+    assert world.look()["lastRun"]["reason"] == "exhausted_tokens"
+    assert world.events == ()
+
+
+def test_the_event_of_a_run_says_why_it_ended():
+    world = once().apply(**job_status("Failed"))
+    world.pods = [reporting(world.child(JOB, "a"), 7, json.dumps(REPORT))]
+    world.look()
+    (event,) = [event for event in world.events if event.reason == "RunFailed"]
+    assert event.message.endswith("exit code 7 (policy): exhausted_tokens: it has used 2000 of 2000 tokens")
 
 
 def test_a_run_without_a_pod_says_what_its_job_says():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from ..news import of_agent, of_pod
+from ..news import _tell, of_agent, of_pod
 
 NEVER_HEARD: dict[str, Any] = {"metadata": {}, "spec": {}, "status": {}}
 
@@ -62,6 +62,36 @@ def test_what_does_not_start_again_is_not_said_to():
     assert of_pod(pod(policy="Never"), pod(policy="Never", **ended(exitCode=3))) == "ended with exit code 3"
     done = pod("Succeeded", policy="OnFailure", **ended(exitCode=0))
     assert of_pod(pod(policy="OnFailure"), done) == "is done"
+
+
+def test_what_an_agent_says_moves_no_cursor_and_floods_no_screen():
+    said: list[str] = []
+    wild = pod(**ended(exitCode=1, message="\x1b[2Jbye\r\n\ud800" + "x" * 4000))
+    for each in (running := pod(), wild):
+        each["metadata"] |= {"namespace": "default", "name": "p"}
+    _tell(lambda _, event: said.append(event), "Pod", running, wild)
+    assert said[0].startswith("pod ended: [2Jbye xxx")
+    assert said[0].isprintable()
+    assert len(said[0]) < 600
+
+
+def test_a_report_is_told_by_its_reason():
+    said = '{"contract_version": "1.0", "run_id": "r", "status": "deadline", "exit_code": 7, "error": "slow"}'
+    failed = pod(policy="Never", **ended(exitCode=7, message=said))
+    assert of_pod(pod(policy="Never"), failed) == "ended with exit code 7: deadline: slow"
+    done = pod(policy="Never", **ended(exitCode=0, message=said.replace("7", "0")))
+    assert of_pod(pod(policy="Never"), done) == "is done"
+
+
+def test_what_ends_beside_an_agent_is_told_if_it_failed():
+    def beside(**container: Any) -> Any:
+        made = pod(state={"running": {}})
+        made["status"]["initContainerStatuses"] = [container]
+        return made
+
+    running = beside(state={"running": {}})
+    assert of_pod(running, beside(**ended(exitCode=0))) == ""
+    assert of_pod(running, beside(**ended(exitCode=2))) == "ended with exit code 2; it starts again"
 
 
 def test_what_keeps_a_pod_from_starting_is_told():

@@ -15,10 +15,11 @@ import anyio
 from libs.cluster import Object
 from libs.errors import InvalidError
 
+from . import last_words
 from .environment import variables_of
 from .host import Host
 from .inputs import MissingError
-from .launching import Within, launch_of, program_of
+from .launching import Within, launch_of, message_of, program_of
 from .probes import Probe, ask, probe_of
 from .process import Child, Launch
 
@@ -123,7 +124,9 @@ class Container:
         launch = await self._launch()
         if launch is None:
             return
+        message = message_of(self._declared, self._pod)
         try:
+            last_words.begin(message)
             with anyio.CancelScope(shield=True):  # else a process might be started that nobody knows
                 child = self._child = await Child.start(launch, self._host.prefix)
         except (OSError, ValueError) as error:
@@ -138,7 +141,8 @@ class Container:
         finally:
             with anyio.CancelScope(shield=True):
                 code = await self._stop(child, launch)
-            self._terminated(code, self._state["running"]["startedAt"])
+            said = last_words.read(message)
+            self._terminated(code, self._state["running"]["startedAt"], said=said)
 
     async def _launch(self) -> Launch | None:
         """Once all that it names is there; None, and its state terminated, if it cannot be started."""
@@ -256,11 +260,11 @@ class Container:
             await asyncio.sleep(hook["sleep"]["seconds"])
         over.cancel()
 
-    def _terminated(self, code: int, started_at: str, message: str = "") -> None:
+    def _terminated(self, code: int, started_at: str, error: str = "", said: str = "") -> None:
         signal = -code if code < 0 else 0
         self.exit_code = 128 + signal if signal else code
-        reason = "StartError" if message else "Error" if self.exit_code else "Completed"
-        message = message or self._wrong
+        reason = "StartError" if error else "Error" if self.exit_code else "Completed"
+        message = ": ".join(filter(None, (error or self._wrong, said)))
         self._be(
             {
                 "terminated": {

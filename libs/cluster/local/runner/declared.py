@@ -128,6 +128,7 @@ class _Container(_Part):
     liveness_probe: _Probe | None = None
     lifecycle: _Lifecycle | None = None
     restart_policy: str = ""
+    termination_message_path: str = ""
 
 
 class _Item(_Part):

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from libs.cluster import Object
 
+from . import last_words
 from .environment import MOST_TEXT, expanded
 from .host import Host
 from .process import Launch
@@ -34,10 +35,15 @@ class Within(Protocol):
         """Set as soon as a ConfigMap, Secret or ServiceAccount of the namespace has changed from now on."""
 
 
+def message_of(declared: Object, pod: Within) -> Path:
+    """The file in which the container says its last words."""
+    return pod.folder / f"{declared['name']}.message"
+
+
 def launch_of(declared: Object, pod: Within, variables: Mapping[str, str], host: Host) -> Launch:
     """How the container starts, its own variables being those. Paths under its mountPaths are put right; it
     starts in its workingDir, or in the pod's folder. InvalidError if its words become too long."""
-    mounts = pod.volumes.mounts(declared)
+    mounts = {**pod.volumes.mounts(declared), last_words.path_in(declared): message_of(declared, pod)}
     words, room = list[str](), MOST_TEXT
     for word in (*declared["command"], *declared.get("args", ())):
         text = expanded(word, variables, room)

@@ -192,10 +192,10 @@ def test_which_lists_are_keyed_depends_on_the_kind():
     assert merge.Shape(SCALED_OBJECT).keys(("spec", "triggers")) == ()
     in_agent = ("spec", "podTemplate", "spec", "containers", ("agent",), "env")
     assert merge.Shape(AGENT).keys(in_agent) == ("name",)
-    assert SHAPE.keys(("spec", "template", "spec", "containers", ("agent",), "ports")) == (
-        "containerPort",
-        "protocol",
-    )
+    for containers in ("containers", "initContainers"):
+        ports = ("spec", "template", "spec", containers, ("agent",), "ports")
+        assert SHAPE.keys(ports) == ("containerPort", "protocol")
+    assert SHAPE.keys(("spec", "ports")) == ("port", "protocol")
 
 
 @pytest.mark.parametrize(

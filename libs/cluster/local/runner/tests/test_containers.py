@@ -375,3 +375,82 @@ async def test_the_log_of_a_container_that_has_ended_is_bounded(world: World):
     log = world.log(done)
     assert len(log) == LIMITS.log_bytes
     assert log.endswith("xend")
+
+
+# last words
+
+
+def words(code, **more):
+    return container(f"import os, sys\npath = os.environ['REPORT']\n{code}", env=[REPORT], **more)
+
+
+REPORT = {"name": "REPORT", "value": "/dev/termination-log"}
+
+
+async def ended(world, *containers, **spec):
+    await world.apply(pod({"containers": list(containers), "restartPolicy": "Never", **spec}))
+    return await world.pod("p", lambda pod: pod["status"]["phase"] in ("Succeeded", "Failed"))
+
+
+async def test_a_container_says_at_its_end_why(world: World):
+    done = await ended(world, words("open(path, 'w').write('seven')\nsys.exit(7)"))
+    terminated = state(done)["terminated"]
+    assert (terminated["exitCode"], terminated["reason"], terminated["message"]) == (7, "Error", "seven")
+
+
+async def test_the_last_4096_bytes_of_its_last_words_count(world: World):
+    done = await ended(world, words("open(path, 'w').write('x' * 10 + 'y' * 4096)"))
+    assert state(done)["terminated"]["message"] == "y" * 4096
+
+
+async def test_the_file_is_where_its_declaration_says(world: World):
+    code = "import sys\nopen(sys.argv[1], 'w').write('here')"
+    done = await ended(world, container(code, args=["/some/where"], terminationMessagePath="/some/where"))
+    assert state(done)["terminated"]["message"] == "here"
+
+
+async def test_each_container_has_last_words_of_its_own_and_says_them_anew(world: World):
+    code = "before = open(path).read()\nopen(path, 'w').write(f'{os.getpid()}<{before}>')\nsys.exit(1)"
+    await world.apply(pod({"containers": [words(code), words("pass", name="other")]}))
+
+    def has_ended_twice(pod):
+        found = pod.get("status", {}).get("containerStatuses", ())
+        waits = [each for each in found if "waiting" in each["state"] and each["lastState"]]
+        return len(waits) == 2 and waits[0]["restartCount"] >= 1
+
+    seen = await world.pod("p", has_ended_twice)
+    first, other = (each["lastState"] for each in seen["status"]["containerStatuses"])
+    assert first["terminated"]["message"].endswith("<>")
+    assert "message" not in other["terminated"]
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [
+        "os.remove(path); os.symlink(os.environ['WORLD'] + '/secret', path)",
+        "os.remove(path); os.mkfifo(path)",
+        "os.remove(path); os.mkdir(path)",
+        "os.remove(path)",
+        "pass",
+    ],
+)
+async def test_what_is_no_file_of_its_own_says_nothing(world: World, trick):
+    (world.folder / "secret").write_text("secret")
+    done = await ended(world, words(trick))
+    assert "message" not in state(done)["terminated"]
+
+
+async def test_bytes_that_are_no_text_harm_nobody(world: World):
+    done = await ended(world, words("open(path, 'wb').write(b'a\\xff\\x00b')"))
+    assert state(done)["terminated"]["message"] == "a\ufffd\x00b"
+
+
+async def test_a_sidecar_has_last_words_too(world: World):
+    side = "import signal\nsignal.signal(15, lambda *_: (open(path, 'w').write('used 5'), sys.exit(0)))\n"
+    side = words(side + "print('on', flush=True)\nsignal.pause()", name="side", restartPolicy="Always")
+    log = "pathlib.Path(os.environ['WORLD']).glob('pods/*/side.log')"
+    wait = f"import pathlib, time\nwhile not any('on' in log.read_text() for log in {log}): time.sleep(0.01)"
+    done = await ended(world, words(f"{wait}\nsys.exit(5)"), initContainers=[side])
+    assert done["status"]["phase"] == "Failed"
+    (beside,) = done["status"]["initContainerStatuses"]
+    assert beside["state"]["terminated"]["message"] == "used 5"

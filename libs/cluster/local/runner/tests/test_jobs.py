@@ -9,7 +9,7 @@ import pytest
 from libs.cluster.kinds import JOB, POD
 from libs.cluster.local.runner.jobs import policy_of
 
-from .world import SLEEP, World, job, template
+from .world import SLEEP, World, container, job, template
 
 
 def failed_pod(code, container="agent", conditions=()):
@@ -139,3 +139,23 @@ async def test_a_finished_job_goes_after_its_ttl(world: World):
     world.runner.touch(JOB, "default", "j")
     await world.gone(JOB, "j")
     assert await world.pods() == []
+
+
+async def test_every_pod_of_a_job_knows_the_jobs_uid(world: World):
+    field = {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}
+    env = [{"name": "RUN", "valueFrom": {"fieldRef": field}}]
+    thing = job("j", template("import os\nprint(os.environ['RUN'])\nraise SystemExit(1)", env=env))
+    thing["spec"]["backoffLimit"] = 1
+    await world.apply(thing)
+    await ended(world, "j", "Failed")
+    uid = (await world.get(JOB, "j"))["metadata"]["uid"]
+    assert [world.log(pod) for pod in await world.pods("j")] == [f"{uid}\n"] * 2
+
+
+async def test_what_a_sidecar_returns_is_not_how_the_job_ended(world: World):
+    side = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(5))\nsignal.pause()"
+    rule = {"action": "FailJob", "onExitCodes": {"containerName": "agent", "operator": "In", "values": [5]}}
+    pod = template("pass", spec={"initContainers": [container(side, "side", restartPolicy="Always")]})
+    await world.apply(job("j", pod, podFailurePolicy={"rules": [rule]}))
+    status, _ = await ended(world, "j", "Complete")
+    assert (status["succeeded"], status["failed"]) == (1, 0)
