@@ -110,6 +110,7 @@ class Fleet:
             "AGENT_QUEUE": QUEUE,
             "AGENT_MODEL": "agentctl-extractive",
             "AGENT_INSTRUCTION": "Summarize.",
+            "AGENT_PORT": "0",
             "AGENT_METRICS_PORT": str(port),
             "AGENT_START_TIMEOUT": "1s",
             "AGENT_DRAIN_TIMEOUT": "2s",

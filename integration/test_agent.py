@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from agentctl.agent.v1 import agent_service_pb2 as agent_pb
+from agentctl.agent.v1 import agent_service_pb2_grpc as agent_grpc
+from agentctl.agent.v1.run_pb2 import RUN_STATE_COMPLETED, RUN_STATE_PAUSED
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import work_pb2
+from libs import mesh
+from libs.identity import Principal
+from libs.rpc.client import dial
 from libs.work.item import duration
 
-from .fleet import QUEUE, fleet, free_port
+from .fleet import DOMAIN, QUEUE, Fleet, fleet, free_port, until
 
 FOLDER = Path(__file__).parents[1] / "examples" / "documents"
 
@@ -34,7 +43,7 @@ async def test_documents_become_summaries_of_themselves(tmp_path: Path) -> None:
         agents = [await it.agent(name, provider) for name in ("a", "b")]
         texts = documents(40)
         results = await it.results(await it.submit(texts))
-        counted = [await agent.metric('agent_items_total{outcome="completed"}') for agent in agents]
+        counted = [await agent.metric('agent_runs_total{status="completed"}') for agent in agents]
     assert results.keys() == texts.keys()
     for name, item in results.items():
         assert item.state == work_pb2.WORK_STATE_SUCCEEDED
@@ -126,7 +135,7 @@ async def test_a_model_that_fails_now_and_then_delays_work_and_loses_none(tmp_pa
         provider = await it.provider(PROVIDER_FAIL_EVERY="3", PROVIDER_FAIL_STATUS="500")
         agent = await it.agent("a", provider)
         results = await it.results(await it.submit(documents(15)))
-        failed = await agent.metric('agent_model_calls_total{outcome="5xx"}')
+        failed = await agent.metric('agent_intel_errors_total{reason="5xx"}')
     assert {item.state for item in results.values()} == {work_pb2.WORK_STATE_SUCCEEDED}
     assert sum(item.attempt - 1 for item in results.values()) == failed > 0
     errors = {failure.error for item in results.values() for failure in item.failures}
@@ -179,6 +188,60 @@ async def test_an_agent_that_cannot_work_says_why_and_which_way(
         assert await agent.exit_code() == code
         assert words in agent.log.read_text()
         assert "Traceback" not in agent.log.read_text()
+
+
+@asynccontextmanager
+async def steering(it: Fleet, port: str) -> AsyncIterator[agent_grpc.AgentServiceAsyncStub]:
+    """The agent `a` of this port, as the API server calls it."""
+    identity = it.authority.issue(f"spiffe://{DOMAIN}/cp/apiserver", it.folder / "apiserver")
+    server = Principal.parse(f"spiffe://{DOMAIN}/ns/demo/agent/docs/pod/a/uid-a")
+    async with dial(mesh.AGENT, f"127.0.0.1:{port}", identity, server=server) as channel:
+        yield agent_grpc.AgentServiceStub(channel)
+
+
+async def test_a_paused_agent_claims_nothing_and_a_resumed_one_loses_nothing(tmp_path: Path) -> None:
+    port = str(free_port())
+    async with fleet(tmp_path) as it:
+        agent = await it.agent("a", await it.provider(PROVIDER_LATENCY="300ms"), AGENT_PORT=port)
+        ids = await it.submit(documents(12))
+        await agent.reports("agent_claims_granted_total", 4)
+        async with steering(it, port) as stub:
+            runs = (await stub.Pause(agent_pb.PauseRequest())).runs
+            assert {run.state for run in runs} <= {RUN_STATE_COMPLETED, RUN_STATE_PAUSED}
+            await agent.answers("/readyz", 503)
+
+            async def is_at_rest() -> bool:
+                queue = await it.queue()
+                return queue.leased_count == sum(run.state == RUN_STATE_PAUSED for run in runs)
+
+            await until(is_at_rest)
+            before = await it.queue()
+            assert before.ready_count > 0
+            await asyncio.sleep(1)  # in which a working agent takes all that is left
+            assert (await it.queue()).ready_count == before.ready_count
+            await stub.Resume(agent_pb.ResumeRequest())
+            await agent.answers("/readyz")
+        results = await it.results(ids)
+    assert {item.state for item in results.values()} == {work_pb2.WORK_STATE_SUCCEEDED}
+    assert {item.attempt for item in results.values()} == {1}
+
+
+async def test_cancelled_items_are_dead_with_the_reason_and_the_next_are_claimed(tmp_path: Path) -> None:
+    port = str(free_port())
+    async with fleet(tmp_path) as it:
+        agent = await it.agent("a", await it.provider(PROVIDER_LATENCY="1m"), AGENT_PORT=port)
+        ids = await it.submit(documents(6))
+        await agent.reports("agent_claims_granted_total", 4)
+        async with steering(it, port) as stub:
+            canceled = (await stub.Cancel(agent_pb.CancelRequest(reason="wrong documents"))).runs
+            assert len(canceled) == 4
+            await agent.reports("agent_claims_granted_total", 6)
+        results = await it.results(
+            {name: id for name, id in ids.items() if id in {run.id for run in canceled}}
+        )
+    assert {item.state for item in results.values()} == {work_pb2.WORK_STATE_DEAD}
+    assert {item.attempt for item in results.values()} == {1}
+    assert {failure.error for item in results.values() for failure in item.failures} == {"wrong documents"}
 
 
 async def test_an_agent_outlives_an_outage_of_coordination(tmp_path: Path) -> None:

@@ -29,7 +29,10 @@ class Status(StrEnum):
 
 _TABLE = {
     Status.COMPLETED: (Exit.OK, "with its answer"),
-    Status.DRAINED: (Exit.OK, "stopped unfinished by a drain, and given back"),
+    Status.DRAINED: (
+        Exit.FAILURE,
+        "stopped unfinished by a drain, and given back; only a process that lives for one run ends with it",
+    ),
     Status.REFUSED: (Exit.SEMANTIC, "the model would not, or said that it cannot be done"),
     Status.CANCELLED: (Exit.SEMANTIC, "by Cancel"),
     Status.EXHAUSTED_STEPS: (Exit.BUDGET, "the turns with the model that it may take"),

@@ -14,7 +14,7 @@ from __future__ import annotations
 from libs.ids import new_id
 
 from .client import Client, connect
-from .errors import Fatal, ItemIdConflictError, LeaseLostError, QueueFullError, Retry, SettledError
+from .errors import Fatal, ItemIdConflictError, LeaseLostError, QueueFullError, Release, Retry, SettledError
 from .item import Backoff, Submission, Work
 from .producer import Producer
 from .results import Results
@@ -32,6 +32,7 @@ __all__ = [
     "LeaseLostError",
     "Producer",
     "QueueFullError",
+    "Release",
     "Renewal",
     "Result",
     "Results",

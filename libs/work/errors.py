@@ -55,3 +55,7 @@ class Retry(Exception):
 
 class Fatal(Exception):
     """Raise it in a handler: no retry can help, to the dead letters."""
+
+
+class Release(Exception):
+    """Raise it in a handler: not here and not now. The item is given back; the attempt does not count."""

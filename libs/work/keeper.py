@@ -30,6 +30,7 @@ class Stop(Enum):
     FENCED = "the lease was about to end"
     CANCELED = "cancel was requested"
     DRAINED = "the worker drained"
+    SUSPENDED = "the worker was suspended"
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,7 @@ from libs.errors import InvalidError, MeshError
 from .claims import Options
 from .client import Client
 from .coalesce import TRANSIENT, pauses
-from .errors import Fatal, Retry
+from .errors import Fatal, Release, Retry
 from .keeper import Held, Stop
 from .task import Result, Task
 
@@ -34,16 +34,16 @@ class _Failed:
     after: timedelta | None = None
 
 
-_Outcome = Result | _Failed | Stop
+_Outcome = Result | _Failed | Release | Stop
 
 
 class Worker:
     """Runs a handler on the items of some queues, `slots` at a time, holding no item without a free slot.
 
-    The handler returns the result, or raises: Retry and Fatal say what is to become of the item, any other
-    exception fails the attempt. It runs in the submitter's trace context. It is cancelled (at each await
-    until it ends, so shield what has to be awaited while cleaning up) when its lease is lost or about to
-    end, when somebody cancels the item, and at the end of a drain. A handler that blocks the event loop
+    The handler returns the result, or raises: Retry, Fatal and Release say what is to become of the item,
+    any other exception fails the attempt. It runs in the submitter's trace context. It is cancelled (at each
+    await until it ends, so shield what has to be awaited while cleaning up) when its lease is lost or about
+    to end, when somebody cancels the item, and at the end of a drain. A handler that blocks the event loop
     cannot be cancelled, and its lease not renewed.
     """
 
@@ -63,6 +63,8 @@ class Worker:
         self._held: set[Held] = set()
         self._idle: set[anyio.CancelScope] = set()
         self._draining = False
+        self._open = asyncio.Event()
+        self._open.set()
         self._run: anyio.CancelScope | None = None
         self._ends: list[asyncio.TimerHandle] = []
 
@@ -81,18 +83,36 @@ class Worker:
             for timer in self._ends:
                 timer.cancel()
 
+    def suspend(self) -> None:
+        """Claim no more until `resume`; what is held is kept and worked on. A claim under way is withdrawn,
+        and what it was granted all the same is given back.
+        """
+        self._open.clear()
+        self._withdraw()
+
+    def resume(self) -> None:
+        """Claim again."""
+        self._open.set()
+
     def drain(self, deadline: timedelta) -> None:
         """Claim no more; `run` returns when the handlers have finished, or, when `deadline` has passed,
         after the rest was cancelled and released.
         """
         self._draining = True
-        for scope in self._idle:
-            scope.cancel()
+        self._withdraw()
         loop = asyncio.get_running_loop()
         self._ends += [
             loop.call_later(deadline.total_seconds(), self._stop),
             loop.call_later(deadline.total_seconds() + _LAST_WORDS, self._abort),
         ]
+
+    @property
+    def _claims(self) -> bool:
+        return self._open.is_set() and not self._draining
+
+    def _withdraw(self) -> None:
+        for scope in self._idle:
+            scope.cancel()
 
     def _stop(self) -> None:
         for held in self._held:
@@ -107,16 +127,19 @@ class Worker:
         task: Task | None = None
         while not self._draining:
             if task is None:
+                await self._idling(self._open.wait())
                 try:
                     task = await self._claim()
                 except TRANSIENT as error:
                     log.warning("cannot claim from %s, trying again: %s", self._options.queues, error)
-                    await self._pause(next(backoff))
+                    await self._idling(asyncio.sleep(next(backoff)))
             if task is not None:
                 backoff = pauses()
                 task = await self._work(task, handler)
 
     async def _claim(self) -> Task | None:
+        if not self._claims:
+            return None
         tasks: list[Task] = []
         with anyio.CancelScope() as scope:
             self._idle.add(scope)
@@ -126,16 +149,19 @@ class Worker:
                 )
             finally:
                 self._idle.discard(scope)
-        if tasks and self._draining:  # settled out here, since the drain has cancelled the scope
-            await self._settle(tasks[0], Stop.DRAINED)
+        if tasks and not self._claims:  # settled out here, since the scope is cancelled
+            await self._give_back(tasks[0])
             return None
         return tasks[0] if tasks else None
 
-    async def _pause(self, length: float) -> None:
+    async def _give_back(self, task: Task) -> None:
+        await self._settle(task, Stop.DRAINED if self._draining else Stop.SUSPENDED)
+
+    async def _idling(self, rest: Awaitable[object]) -> None:
         with anyio.CancelScope() as scope:
             self._idle.add(scope)
             try:
-                await asyncio.sleep(length)
+                await rest
             finally:
                 self._idle.discard(scope)
 
@@ -144,7 +170,7 @@ class Worker:
         outcome: _Outcome = Stop.DRAINED
         try:
             outcome = await self._handle(task, handler)
-            return await self._settle(task, outcome, claim=not self._draining)
+            return await self._settle(task, outcome, claim=self._claims)
         except asyncio.CancelledError:
             with anyio.move_on_after(_LAST_WORDS, shield=True):
                 await self._settle(task, outcome)
@@ -172,10 +198,12 @@ class Worker:
                 await self._client.fail(
                     task, outcome.error, retryable=outcome.retryable, retry_after=outcome.after
                 )
-            elif task.lost:
-                log.warning("stopped working on %s: %s", task.id, outcome.value)
+                return None
+            reason = outcome.value if isinstance(outcome, Stop) else str(outcome)
+            if task.lost:
+                log.warning("stopped working on %s: %s", task.id, reason)
             else:
-                await self._client.release(task, outcome.value)
+                await self._client.release(task, reason)
         except MeshError as error:
             log.warning("could not settle %s: %s", task.id, error)
         return None
@@ -191,13 +219,13 @@ class Worker:
             return None
         if acked.error is not None:
             log.warning("could not settle %s: %s", task.id, acked.error)
-        if acked.next is not None and self._draining:
-            await self._settle(acked.next, Stop.DRAINED)
+        if acked.next is not None and not self._claims:
+            await self._give_back(acked.next)
             return None
         return acked.next
 
 
-async def _call(handler: Handler, task: Task) -> Result | _Failed:
+async def _call(handler: Handler, task: Task) -> Result | _Failed | Release:
     context = attach(telemetry.extract(task.trace)) if task.trace else None
     try:
         result = await handler(task)
@@ -206,6 +234,8 @@ async def _call(handler: Handler, task: Task) -> Result | _Failed:
         return _Failed(str(verdict), after=verdict.after)
     except Fatal as verdict:
         return _Failed(str(verdict), retryable=False)
+    except Release as verdict:
+        return verdict
     except asyncio.CancelledError as error:
         if _cancelled():
             raise

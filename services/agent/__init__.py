@@ -1,6 +1,9 @@
-"""The reference agent: claims work, runs one instruction on each item, hands the result back.
+"""The reference agent: does one instruction, when its mode says, with a model and tools.
 
-Nobody calls it. It claims from one queue of its namespace, asks an OpenAI-compatible endpoint, and settles:
-a result, or a reason and whether another try can help. It owns nothing: killed at any moment, its items go to
-another agent when their leases end. It has no privileges that another agent would not have.
+It serves AgentService to the plane, and the plain port. It owns nothing: killed at any moment, items that it
+held go to another agent when their leases end, and its run begins anew. It has no privileges that another
+agent would not have.
+
+The modes (`modes`) say when a run begins, the `engine` how it runs; every run passes over the `desk`, where
+the verbs (`steering`) reach it.
 """

@@ -1,13 +1,12 @@
 """The model's endpoint over HTTP: one request, one outcome, never an exception.
 
 aiohttp and not the official client: a call costs a fifth of the CPU (0.3 ms), and the process starts a
-quarter of a second sooner and 24 MiB smaller. Retries are not made here: the queue makes them.
+quarter of a second sooner and 24 MiB smaller. Retries are not made here: the engine or the queue makes them.
 """
 
 from __future__ import annotations
 
 import json
-import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -19,8 +18,10 @@ from urllib.parse import urlsplit
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
 from libs import telemetry
+from libs.identity import Identity
 
 from .run import Answer, Failure, Fault, outcome
+from .tls import Believed
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -40,7 +41,7 @@ class Model:
         base_url: str,
         key: Callable[[], str],
         tracer: Tracer,
-        believed: Believed,
+        believed: Believed | None,
     ) -> None:
         self._session = session
         self._believed = believed
@@ -49,7 +50,7 @@ class Model:
         self._tracer = tracer
 
     async def complete(self, request: dict[str, object]) -> Answer | Failure:
-        """A chat completion, as a span of the item's trace."""
+        """A chat completion, as a span of the run's trace."""
         model, address = str(request["model"]), urlsplit(self._base_url)
         attributes: dict[str, str | int] = {
             "gen_ai.operation.name": "chat",
@@ -83,9 +84,9 @@ class Model:
             headers = self._headers()
         except (OSError, ValueError) as error:
             return Failure(f"OPENAI_API_KEY_FILE: {error}", "auth", Fault.AGENT)
-        url, data = self._base_url + path, BytesIO(body.encode()) if body else None
+        url, data = self._base_url + path, BytesIO(body.encode(errors="replace")) if body else None
         try:
-            tls = self._believed.context()
+            tls = self._believed.context() if self._believed else True
             async with self._session.request(
                 method, url, data=data, headers=headers, allow_redirects=False, ssl=tls
             ) as response:
@@ -116,38 +117,18 @@ async def connect(
     tracer: Tracer,
     *,
     ca_file: Path | None = None,
+    identity: Identity | None = None,
 ) -> AsyncIterator[Model]:
     """A model whose calls take at most `answer_within`. No connection is made before the first. An https
-    endpoint is believed by the system's authorities and those in `ca_file`."""
+    endpoint is believed by the system's authorities and those in `ca_file`; one that asks who we are is
+    shown the certificate of `identity`."""
     from aiohttp import ClientSession, ClientTimeout, TCPConnector  # a tenth of a second
 
     limits = ClientTimeout(total=answer_within.total_seconds(), sock_connect=_CONNECT_SECONDS)
     connector = TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
     async with ClientSession(connector=connector, timeout=limits) as session:
-        yield Model(
-            session, base_url, key, tracer, Believed(ca_file if base_url.startswith("https") else None)
-        )
-
-
-class Believed:
-    """The authorities that vouch for the endpoint: the system's, and those of a file that may change."""
-
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
-        self._seen: tuple[int, int, int] | None = None
-        self._context: ssl.SSLContext | bool = True
-
-    def context(self) -> ssl.SSLContext | bool:
-        """For the next connection; True stands for the system's alone. OSError if the file cannot be read."""
-        if self._file is None:
-            return True
-        stat = self._file.stat()
-        seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-        if seen != self._seen:
-            context = ssl.create_default_context()
-            context.load_verify_locations(self._file)
-            self._context, self._seen = context, seen
-        return self._context
+        believed = Believed(ca_file, identity) if base_url.startswith("https") else None
+        yield Model(session, base_url, key, tracer, believed)
 
 
 def _describe(span: Span, result: Answer | Failure) -> None:

@@ -1,25 +1,53 @@
-"""One run: an item and the instruction make a request, a reply makes an outcome. Pure."""
+"""One run: what is asked of the model, what its replies amount to, and how that ends a run. Pure."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from typing import Any
 
-MAX_RESULT_BYTES = 1024 * 1024  # what coordination takes
-MAX_RETRY_AFTER = timedelta(hours=24)  # likewise
+from libs.contract.metrics import OTHER
+from libs.contract.run import MAX_RESULT_BYTES
+from libs.contract.statuses import Status
+
+from .order import Ended
+from .tools.tool import Tool
+
+MAX_RETRY_AFTER = timedelta(hours=24)  # what coordination takes
+BUDGET = "budget_exceeded"
+"""The `code` or `type` of the error with which a model gateway says, by HTTP 429, that a budget is spent."""
+
+Message = dict[str, Any]
+"""A message of a chat completion, as the endpoint takes it."""
 
 
 class Fault(StrEnum):
-    """Whose fault a failed run is, which decides what becomes of the item."""
+    """Whose fault a failed call is, which decides what becomes of its run."""
 
     ITEM = "item"  # no retry can help it
-    MODEL = "model"  # passes: the item is tried again later
-    AGENT = "agent"  # our key, our model name: no item should suffer, the agent stops
+    MODEL = "model"  # passes: another try, later, may do
+    AGENT = "agent"  # our key, our model name: no other run would fare better
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the model asks for."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+    problem: str = ""
+    """Why the arguments are none, for the model to read."""
+
+    @property
+    def key(self) -> str:
+        """The same for the same call, however its arguments are written."""
+        return json.dumps([self.name, self.arguments, self.problem], sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -32,6 +60,11 @@ class Answer:
     model: str = ""
     id: str = ""
     finish_reason: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    message: Message | None = None
+    """What the conversation goes on with, if there are calls. Calls go back as they came: some providers
+    keep what they need in them."""
+    refusal: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,34 +77,79 @@ class Failure:
     retry_after: timedelta | None = None
 
 
-def document(payload: bytes) -> str | Failure:
-    """The text of an item."""
-    try:
-        text = payload.decode()
-    except UnicodeDecodeError as error:
-        return Failure(
-            f"the payload is not UTF-8: {error.reason} at byte {error.start}", "payload", Fault.ITEM
-        )
-    return text if text.strip() else Failure("the payload is empty", "payload", Fault.ITEM)
+def opening(instruction: str, text: str) -> list[Message]:
+    """What a conversation begins with. The text is a message of its own, so it is never taken for ours; an
+    instruction that stands alone is the user's, because there are endpoints that want one of the user's."""
+    if not text.strip():
+        return [{"role": "user", "content": instruction.strip()}]
+    return [{"role": "system", "content": instruction.strip()}, {"role": "user", "content": text}]
 
 
-def request(model: str, instruction: str, text: str) -> dict[str, object]:
-    """The chat completion to ask for. The document is a message of its own, so it is never taken for ours."""
-    messages = [{"role": "system", "content": instruction.strip()}, {"role": "user", "content": text}]
-    return {"model": model, "messages": messages}
+def request(model: str, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> dict[str, object]:
+    """The chat completion to ask for."""
+    asked: dict[str, object] = {"model": model, "messages": list(messages)}
+    if tools:
+        asked["tools"] = [
+            {
+                "type": "function",
+                "function": {"name": tool.name, "description": tool.description, "parameters": tool.schema},
+            }
+            for tool in tools
+        ]
+    return asked
+
+
+def told(call: ToolCall, text: str) -> Message:
+    """The result of a call, for the model."""
+    return {"role": "tool", "tool_call_id": call.id, "content": text}
+
+
+def ended(answer: Answer) -> Ended:
+    """How a run ends with its last answer."""
+    data = answer.text.encode(errors="replace")
+    if answer.refusal or answer.finish_reason == "content_filter":
+        return Ended(Status.REFUSED, answer.refusal or answer.text, "the model refused", "refused")
+    if len(data) > MAX_RESULT_BYTES:
+        head = data[:MAX_RESULT_BYTES].decode(errors="ignore")
+        return Ended(Status.TOO_LARGE, head, f"the answer is {len(data)} bytes; {MAX_RESULT_BYTES} are taken")
+    if answer.finish_reason == "length":
+        return Ended(Status.TOO_LARGE, answer.text, "the answer is longer than the model may write")
+    return Ended(Status.COMPLETED, answer.text)
+
+
+def failed(failure: Failure) -> Ended:
+    """How a run ends without an answer."""
+    if failure.kind == "budget":
+        status = Status.EXHAUSTED_TOKENS
+    elif failure.kind == "refused" and failure.fault is Fault.ITEM:
+        status = Status.REFUSED
+    else:
+        status = Status.MODEL
+    return Ended(
+        status,
+        error=failure.error,
+        kind=failure.kind,
+        is_ours=failure.fault is Fault.AGENT,
+        passes=failure.fault is Fault.MODEL,
+        retry_after=failure.retry_after,
+    )
 
 
 def outcome(status: int, headers: Mapping[str, str], body: bytes, now: datetime) -> Answer | Failure:
     """What a reply of the model's endpoint amounts to. Header names are matched as the mapping does."""
     if status == 200:
         return _answer(body)
-    error = f"model: HTTP {status}: {_message(body)}"
+    words, codes = _error(body)
+    error = f"model: HTTP {status}: {words}"
     if status in (401, 403, 404):
-        return Failure(error, "auth" if status != 404 else "missing", Fault.AGENT)
+        return Failure(error, "auth" if status != 404 else OTHER, Fault.AGENT)
+    if status == 429 and BUDGET in codes:
+        return Failure(error, "budget", Fault.ITEM, retry_after(headers, now))
     if status == 429 or status == 408 or status >= 500:
         kind = "throttled" if status == 429 else "5xx" if status >= 500 else "timeout"
         return Failure(error, kind, Fault.MODEL, retry_after(headers, now))
-    return Failure(error, "refused", Fault.ITEM)
+    refused = codes & {"content_filter", "content_policy_violation"}
+    return Failure(error, "refused" if refused else OTHER, Fault.ITEM)
 
 
 def retry_after(headers: Mapping[str, str], now: datetime) -> timedelta | None:
@@ -97,28 +175,57 @@ def _answer(body: bytes) -> Answer | Failure:
         choice = reply["choices"][0]
         message = choice["message"]
         text, finish = message.get("content") or "", str(choice.get("finish_reason") or "")
-        refusal = message.get("refusal")
+        refusal = str(message.get("refusal") or "")
+        asked = [_identified(call, number) for number, call in enumerate(message.get("tool_calls") or ())]
+        calls = tuple(_call(each) for each in asked)
         usage = reply.get("usage") or {}
         read, written = (max(int(usage.get(f"{kind}_tokens") or 0), 0) for kind in ("prompt", "completion"))
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return Failure("model: the reply is not a chat completion", "body", Fault.MODEL)
     if not isinstance(text, str):
         return Failure("model: the answer is not text", "body", Fault.MODEL)
-    if refusal or finish == "content_filter":
-        return Failure(f"model: refused: {refusal or finish}", "refused", Fault.ITEM)
-    if finish == "length":
-        return Failure("model: the answer is longer than the model may write", "length", Fault.ITEM)
-    if not text.strip():
+    text = text.encode(errors="replace").decode()  # JSON can spell what UTF-8 cannot
+    if not (text.strip() or calls or refusal) and finish not in ("length", "content_filter"):
         return Failure("model: the answer is empty", "body", Fault.MODEL)
-    if len(text.encode(errors="replace")) > MAX_RESULT_BYTES:
-        return Failure("model: the answer is larger than 1 MiB", "length", Fault.ITEM)
-    return Answer(text, read, written, str(reply.get("model") or ""), str(reply.get("id") or ""), finish)
+    return Answer(
+        text,
+        read,
+        written,
+        str(reply.get("model") or ""),
+        str(reply.get("id") or ""),
+        finish,
+        calls,
+        {"role": "assistant", "content": text or None, "tool_calls": asked} if calls else None,
+        refusal,
+    )
 
 
-def _message(body: bytes) -> str:
-    """The error's own words, from OpenAI's shape or whatever text there is, for a line of log."""
+def _identified(call: Mapping[str, Any], number: int) -> dict[str, Any]:
+    return {**call, "id": str(call.get("id") or f"call_{number}"), "type": "function"}
+
+
+def _call(call: Mapping[str, Any]) -> ToolCall:
+    function = call["function"]
+    id, name, text = call["id"], str(function["name"]), function.get("arguments") or "{}"
     try:
-        found = json.loads(body)["error"]["message"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        found = body.decode(errors="replace")
-    return " ".join(str(found).split())[:500] or "no text"
+        arguments = json.loads(text, parse_constant=_no_number) if isinstance(text, str) else text
+        json.dumps(arguments, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        return ToolCall(id, name, {}, f"the arguments are not JSON: {error}"[:200])
+    if not isinstance(arguments, dict):
+        return ToolCall(id, name, {}, "the arguments are not an object")
+    return ToolCall(id, name, arguments)
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+def _error(body: bytes) -> tuple[str, set[str]]:
+    """The error's own words, from OpenAI's shape or whatever text there is, for a line of log; its codes."""
+    try:
+        error = json.loads(body)["error"]
+        found, codes = error["message"], {str(error.get("code")), str(error.get("type"))}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        found, codes = body.decode(errors="replace"), set()
+    return " ".join(str(found).split())[:500] or "no text", codes

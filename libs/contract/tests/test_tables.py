@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[3] / "docs/contract.md"
 
 CODES = {
     "completed": 0,
-    "drained": 0,
+    "drained": 1,
     "failed": 1,
     "lost": 1,
     "crashed": 1,

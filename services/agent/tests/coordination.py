@@ -38,9 +38,11 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
     async def settled(self, count: int) -> None:
         """Returns when so many items were acked, failed or released."""
         async with asyncio.timeout(10), self.changed:
-            await self.changed.wait_for(
-                lambda: len(self.acked) + len(self.failed) + len(self.released) >= count
-            )
+            await self.changed.wait_for(lambda: self.settled_now() >= count)
+
+    def settled_now(self) -> int:
+        """How many items were acked, failed or released."""
+        return len(self.acked) + len(self.failed) + len(self.released)
 
     async def GetQueues(self, request, context):
         return pb.GetQueuesResponse()

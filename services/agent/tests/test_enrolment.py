@@ -16,6 +16,7 @@ ENVIRONMENT = {
     "AGENT_QUEUE": "demo/docs",
     "AGENT_MODEL": "m",
     "AGENT_INSTRUCTION": "Summarize.",
+    "AGENT_PORT": "0",
     "AGENT_METRICS_PORT": "0",
     "OPENAI_BASE_URL": "http://127.0.0.1:9/v1",
 }

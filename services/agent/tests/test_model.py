@@ -16,9 +16,9 @@ from opentelemetry.trace import NoOpTracer, Tracer
 
 from libs import telemetry
 from services.agent.model import MAX_REPLY_BYTES, Model, connect
-from services.agent.run import Answer, Failure, Fault, request
+from services.agent.run import Answer, Failure, Fault, opening, request
 
-ASK = request("m", "Summarize.", "A text.")
+ASK = request("m", opening("Summarize.", "A text."))
 REPLY = {"choices": [{"message": {"content": "Short."}, "finish_reason": "stop"}]}
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -69,7 +69,7 @@ async def test_the_largest_item_fits():
         return web.json_response(REPLY)
 
     async with endpoint(answer) as model:
-        assert isinstance(await model.complete(request("m", "Summarize.", text)), Answer)
+        assert isinstance(await model.complete(request("m", opening("Summarize.", text))), Answer)
 
 
 async def test_without_a_key_none_is_sent():

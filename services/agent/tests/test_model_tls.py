@@ -17,11 +17,17 @@ from services.agent.run import Failure
 
 
 @asynccontextmanager
-async def endpoint(identity):
+async def endpoint(identity, seen=None):
+    """`seen`: those who call need a certificate, whose serial numbers it gets."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(identity.certificate, identity.key)
+    if seen is not None:
+        context.load_verify_locations(identity.root)
+        context.verify_mode = ssl.CERT_REQUIRED
 
-    async def models(_):
+    async def models(http):
+        if seen is not None:
+            seen.append(http.transport.get_extra_info("peercert")["serialNumber"])
         return web.json_response({"data": []})
 
     app = web.Application()
@@ -35,8 +41,9 @@ async def endpoint(identity):
         await runner.cleanup()
 
 
-def connect(url, ca_file=None):
-    return model.connect(url, lambda: "", timedelta(seconds=5), NoOpTracer(), ca_file=ca_file)
+def connect(url, ca_file=None, ours=None):
+    limit = timedelta(seconds=5)
+    return model.connect(url, lambda: "", limit, NoOpTracer(), ca_file=ca_file, identity=ours)
 
 
 @pytest.fixture
@@ -71,3 +78,31 @@ async def test_a_file_that_is_not_there_is_a_failure_that_names_it(identity, tmp
         failure = await it.check()
         assert isinstance(failure, Failure)
         assert "nowhere.crt" in failure.error
+
+
+@pytest.fixture
+def ours(tmp_path):
+    return ca.identity(ca.authority(), tmp_path, "/ns/a/agent/x/pod/x-0/u1")
+
+
+async def test_our_certificate_is_shown_to_who_asks_and_its_successor_from_the_next_call_on(identity, ours):
+    seen: list[str] = []
+    async with endpoint(identity, seen) as url, connect(url, identity.root, ours) as it:
+        assert await it.check() is None
+        ca.authority().issue("spiffe://mesh.test/ns/a/agent/x/pod/x-0/u1", ours.folder)
+        assert await it.check() is None
+    assert len(set(seen)) == 2
+
+
+async def test_without_one_an_endpoint_that_asks_does_without_us(identity):
+    async with endpoint(identity, []) as url, connect(url, identity.root) as it:
+        assert isinstance(await it.check(), Failure)
+
+
+async def test_files_in_the_middle_of_a_change_do_no_harm(identity, ours):
+    seen: list[str] = []
+    async with endpoint(identity, seen) as url, connect(url, identity.root, ours) as it:
+        assert await it.check() is None
+        ours.certificate.write_text("half of a certif")
+        assert await it.check() is None
+    assert len(seen) == 2

@@ -1,0 +1,108 @@
+"""A process's life: wait for the servers, work, finish, say how it ended."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+
+from libs.contract.run import Run, Trigger, state_of
+from libs.contract.statuses import Status, exit_code
+from libs.errors import NotFoundError
+from libs.exits import Exit
+
+from .order import Ended
+from .starting import Needs
+from .steering import ReferenceAgent
+
+_log = logging.getLogger("agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """Of an agent with its needs."""
+
+    agent: ReferenceAgent
+    needs: Needs
+
+    async def serve(self, mode: Callable[[], Awaitable[Exit]]) -> Exit:
+        """Works until a drain, or until it cannot."""
+        async with self.agent:
+            if missing := await self._start():
+                return exit_code(missing.status)
+            return Exit.OK if self.agent.desk.draining else await mode()
+
+    async def end(self, mode: Callable[[], Awaitable[Ended]], result: Result) -> Exit:
+        """Does the one run that it is there for; what became of it is told, however it ends."""
+        ended = Ended(Status.CRASHED, error="a fault of the agent's own; its log says more")
+        async with self.agent:
+            try:
+                ended = await self._start() or await mode()
+            finally:
+                result.tell(self.agent, ended)
+            return exit_code(ended.status)
+
+    async def _start(self) -> Ended | None:
+        """What is missing. A drain ends the waiting for it."""
+        missing: Ended | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._end_at_drain, tasks.cancel_scope)
+            missing = await self.needs.missing()
+            tasks.cancel_scope.cancel()
+        if missing is None and not self.agent.desk.draining:
+            self.agent.started()
+        return missing
+
+    async def _end_at_drain(self, scope: anyio.CancelScope) -> None:
+        await self.agent.desk.until(lambda: self.agent.desk.draining)
+        scope.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Where the outcome of the only run goes: its text to stdout, the report to a file."""
+
+    run_id: str
+    trigger: Trigger
+    report_file: Path | None
+
+    def tell(self, agent: ReferenceAgent, ended: Ended) -> None:
+        """Once. A report that cannot be written changes nothing else."""
+        run = self._run(agent, ended)
+        level = logging.INFO if run.status is Status.COMPLETED else logging.ERROR
+        _log.log(level, "the run ended", extra={"run": run.id, "status": run.status, "reason": run.error})
+        if run.result:
+            try:
+                sys.stdout.buffer.write(run.result.encode(errors="replace") + b"\n")
+                sys.stdout.flush()
+            except OSError as error:  # nobody reads it
+                _log.error("cannot write the result", extra={"reason": str(error)})
+        if self.report_file:
+            self._report(run, agent)
+
+    def _report(self, run: Run, agent: ReferenceAgent) -> None:
+        from libs.contract.report import Report  # costly
+
+        manifest = agent.manifest()
+        report = Report.of(
+            run, agent=manifest.placement.agent, mode=manifest.mode, ended_at=datetime.now(UTC)
+        )
+        assert self.report_file is not None
+        try:
+            report.write(self.report_file)
+        except OSError as error:
+            _log.error("cannot write the report", extra={"reason": str(error)})
+
+    def _run(self, agent: ReferenceAgent, ended: Ended) -> Run:
+        """The run as it ended; one that did not come to begin, as far as there was one."""
+        try:
+            return agent.run(self.run_id)
+        except NotFoundError:
+            uptime = agent.uptime
+            run = Run(self.run_id, self.trigger, state_of(ended.status), ended.status, ended.error)
+            return replace(run, age=uptime, took=uptime)

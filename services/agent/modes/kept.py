@@ -1,0 +1,45 @@
+"""Finished steps of a workflow as files, so that a process that starts anew does not do them again."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from libs.contract.run import Usage
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """What there is of a step: its result, and what the run had used when it was kept."""
+
+    text: str
+    usage: Usage
+
+
+class Kept:
+    """The finished steps of one run of one document: another run, or another document, has its own."""
+
+    def __init__(self, folder: Path, run_id: str, digest: str) -> None:
+        self._folder = folder / sha256(f"{run_id}\0{digest}".encode()).hexdigest()[:32]
+
+    def read(self) -> dict[str, Finished]:
+        """By name. A file that is not whole does not count. OSError if the folder cannot be made or read."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        found = {}
+        for path in self._folder.glob("*.json"):
+            try:
+                found[path.stem] = msgspec.json.decode(path.read_bytes(), type=Finished)
+            except msgspec.DecodeError:
+                continue
+        return found
+
+    def write(self, name: str, finished: Finished) -> None:
+        """Whole or not at all, also if the machine stops. OSError."""
+        with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+            file.write(msgspec.json.encode(finished))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(file.name, self._folder / f"{name}.json")
