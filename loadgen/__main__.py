@@ -9,6 +9,7 @@ import sys
 import typer
 
 from . import bars_command, sweep_command
+from .agents import command as agents_command
 from .provision import command as provision_command
 from .verify import command as verify_command
 
@@ -17,11 +18,12 @@ sweep_command.register(app, os.environ)
 bars_command.register(app, os.environ)
 verify_command.register(app, os.environ)
 provision_command.register(app, os.environ)
+agents_command.register(app, os.environ)
 
 
 @app.callback()
 def about() -> None:
-    """Measures a coordination service, and how agents come up, from outside; checks what it measures."""
+    """Measures a coordination service, how agents come up and what they take; checks what it measures."""
 
 
 def main() -> None:
