@@ -62,7 +62,7 @@ soak: .venv ## The random tests of two replicas on PostgreSQL, for a while
 integration: .venv ## Real processes on loopback, killed and attacked from outside (CLUSTER=node|kind|kubeconfig: on that Kubernetes)
 ifeq ($(CLUSTER),)
 	pytest -q integration
-	pytest -q -m processes loadgen
+	pytest -q -m processes loadgen services
 else
 	$(MAKE) image
 	$(if $(filter node,$(CLUSTER)),$(MAKE) cluster)

@@ -29,6 +29,7 @@ from . import (
     work,
     workers,
 )
+from .conformance import command as conformance
 from .session import AddressOption, Settings, StateDirOption, TlsDirOption
 
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -45,6 +46,7 @@ for part in (objects, describe, scale, wait, logs):
     part.register(app)
 login.register(app)
 tree.register(app)
+conformance.register(app)
 
 
 @app.callback()

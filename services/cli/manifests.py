@@ -29,7 +29,7 @@ def _sources(path: Path) -> Iterator[Path]:
 
 
 def _objects(source: Path) -> Iterator[dict[str, Any]]:
-    from .yamls import YamlError, documents
+    from libs.yamls import YamlError, documents
 
     try:
         text = sys.stdin.read() if str(source) == "-" else source.read_text(encoding="utf-8")
