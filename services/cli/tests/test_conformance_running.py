@@ -105,8 +105,8 @@ def verdicts(outcomes: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {id: each["verdict"] for id, each in outcomes.items()}
 
 
-async def test_without_verbs_it_only_looks(running: Running) -> None:
-    outcomes = await asyncio.to_thread(running.outcomes, "cp/apiserver")
+def test_without_verbs_it_only_looks(running: Running) -> None:
+    outcomes = running.outcomes("cp/apiserver")
     found = verdicts(outcomes)
     assert "FAIL" not in found.values()
     for id in (
@@ -123,7 +123,7 @@ async def test_without_verbs_it_only_looks(running: Running) -> None:
     assert "--verbs" in outcomes["VERB-PAUSE-02"]["message"]
     assert "--command" in outcomes["EXIT-01"]["message"]
     changes = ("agent.paused", "agent.lame_duck", "agent.draining")
-    told = await _told(running)
+    told = asyncio.run(_told(running))
     assert told.count("run.started") == 1  # the loop's own
     assert not set(told) & set(changes)
 

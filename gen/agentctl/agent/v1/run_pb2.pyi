@@ -131,7 +131,7 @@ class Run(_message.Message):
     error: _builtins.str
     """The same for people; of a run that failed."""
     result: _builtins.str
-    """The answer, once there is one; also a part of one if status is too_large."""
+    """The answer, once there is one; of a run that was stopped or refused, what had been said until then."""
     activity: _builtins.str
     """What it is at, in a word or two: "model", "tool search", "step notify"."""
     subject: _builtins.str
