@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import stat
-import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
+from libs import files
 from libs.exits import intent
 
 from . import VERSION
@@ -81,8 +81,11 @@ class Report:
         /dev/termination-log is a mount of its own, which cannot be replaced; a link or a device must not be.
         """
         data = self.encoded()
-        if not _replaceable(path) or not _replace(path, data):
-            path.write_bytes(data)
+        if _replaceable(path):
+            with suppress(OSError):
+                files.replace(path, data)
+                return
+        path.write_bytes(data)
 
 
 def parse(text: str | bytes) -> Report | None:
@@ -105,19 +108,3 @@ def _replaceable(path: Path) -> bool:
         return stat.S_ISREG(path.lstat().st_mode) and not path.is_mount()
     except FileNotFoundError:
         return True
-
-
-def _replace(path: Path, data: bytes) -> bool:
-    """Whether it could be written beside the file and moved over it."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".report-", delete=False) as beside:
-            beside.write(data)
-    except OSError:
-        return False
-    try:
-        os.chmod(beside.name, 0o644)
-        os.replace(beside.name, path)
-    except OSError:
-        os.unlink(beside.name)
-        return False
-    return True

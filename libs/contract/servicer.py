@@ -151,7 +151,7 @@ class AgentServicer(pb_grpc.AgentServiceServicer):
             return runs
         remaining, last_id = checks.page_place(token)
         for n, run in enumerate(runs, start=1):
-            if run.id == last_id:
+            if run.id == last_id and len(runs) - n <= remaining:  # it may be a newer one of the same id
                 return runs[n:]
         return runs[-remaining:] if remaining else []
 

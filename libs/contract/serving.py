@@ -40,7 +40,7 @@ async def agent_serving(
     metrics_port: int | None = None,
     front: FrontName = "h2corn",
     limits: Limits = Limits(),  # noqa: B008  (frozen)
-    check_seconds: float = 1.0,
+    check_seconds: float | None = None,
 ) -> AsyncIterator[AgentServing]:
     """Serves the agent, with the certificate of its pod, while the block runs; 0 picks a port.
 

@@ -18,7 +18,7 @@ from .events import Event
 from .manifest import Limits, Manifest, Placement, Surfaces, ToolServer
 from .run import Run, State, Trigger, Usage
 from .statuses import Status
-from .text import clean
+from .text import clean, head
 
 MAX_ERROR_BYTES = 4096
 """More of an error's text is cut off, so that a page of runs fits an answer."""
@@ -53,7 +53,7 @@ def run_to_pb(run: Run, *, with_result: bool = True) -> run_pb2.Run:
         context_id=run.context_id,
         state=_STATES[run.state],
         status=run.status or "",
-        error=_head(run.error, MAX_ERROR_BYTES),
+        error=head(run.error, MAX_ERROR_BYTES),
         result=clean(run.result) if with_result else "",
         usage=usage_to_pb(run.usage),
         age=duration(run.age),
@@ -113,11 +113,6 @@ def _status(word: str, state: State) -> Status | None:
         return Status(word)
     except ValueError:
         return _USUAL[state]
-
-
-def _head(text: str, most: int) -> str:
-    """As much of its beginning as fits so many bytes of UTF-8."""
-    return clean(text).encode()[:most].decode("utf-8", "ignore")
 
 
 # --- Events ----------------------------------------------------------------------------------

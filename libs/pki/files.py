@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from libs import files
 from libs.identity import Identity
 
 from .bundle import TrustBundle
@@ -23,11 +22,7 @@ def read(path: Path) -> list[x509.Certificate]:
 
 def write(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Replaces the file whole."""
-    descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # made 0600
-    with open(descriptor, "wb") as file:
-        file.write(content)
-    os.chmod(scratch, mode)
-    os.replace(scratch, path)
+    files.replace(path, content, mode=mode)
 
 
 def own_key(path: Path) -> ec.EllipticCurvePrivateKey:

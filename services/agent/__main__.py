@@ -10,6 +10,7 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from types import FrameType
 
 import uvloop
 
@@ -162,7 +163,14 @@ def main() -> None:
     except (SettingsError, ValueError, OSError) as error:
         sys.stderr.write(f"agent: {error}\n")
         sys.exit(Exit.USAGE)
+    signal.signal(signal.SIGTERM, _end)
     sys.exit(uvloop.run(run(settings, inputs)))
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Before there is an agent that could drain. The first process of a container gets no signal that it has
+    no handler for."""
+    sys.exit(Exit.TERMINATED)
 
 
 def _print_capabilities(settings: Settings) -> None:

@@ -56,7 +56,7 @@ def _server(path: str, given: object) -> Server:
         raise ValueError(f"{path}.name: is not lower case letters, digits and dashes, at most 63")
     if not (isinstance(endpoint, str) and safe(endpoint)):
         raise ValueError(f"{path}.endpoint: {endpoint!r} is not https, nor http on loopback")
-    if not (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)):
+    if not (isinstance(tags, list) and all(isinstance(tag, str) and tag.isprintable() for tag in tags)):
         raise ValueError(f"{path}.tags: is no list of text")
     return Server(name, endpoint, tuple(tags))
 
@@ -66,7 +66,7 @@ def _list(name: str, text: str) -> list[object]:
         return []
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{name}: is not JSON: {error}") from error
     if not isinstance(found, list) or not 1 <= len(found) <= _MOST:
         raise ValueError(f"{name}: is no JSON list of 1 to {_MOST}")

@@ -12,6 +12,7 @@ from opentelemetry.trace import Status, StatusCode, Tracer
 from libs import telemetry
 from libs.contract import metrics
 from libs.contract.run import Usage
+from libs.contract.text import clean
 
 from .order import Bounds, Live, Order
 from .tools import Result, Tool
@@ -50,7 +51,7 @@ class Calls:
             "gen_ai.tool.type": "function",
         }
         if call_id:
-            attributes["gen_ai.tool.call.id"] = call_id
+            attributes["gen_ai.tool.call.id"] = clean(call_id)[:256]
         name = f"execute_tool {tool.name}"
         with self.tracer.start_as_current_span(name, attributes=attributes) as span:
             meta: dict[str, Any] = {"agentctl.dev/run-id": order.id, "agentctl.dev/depth": order.depth + 1}

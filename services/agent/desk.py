@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
+from typing import TypeVar
 
 import anyio
 from opentelemetry.trace import Span
@@ -27,6 +28,7 @@ from .underway import Underway
 _ENDED_RUNS = 256
 _RESULT_BYTES = 8 * 1024 * 1024  # of all ended runs together
 
+T = TypeVar("T")
 Work = Callable[[Underway], Awaitable[Ended]]
 
 
@@ -52,6 +54,7 @@ class Desk:
         self._counts: Counter[str] = Counter()
         self._past_usage = Usage()
         self._news = asyncio.Event()
+        self._stopped_by_drain: set[anyio.CancelScope] = set()
         metrics.PAUSED.set(to=0)
         self._gauge()
 
@@ -120,6 +123,18 @@ class Desk:
             await self.until(lambda: self.draining)
         return self.draining
 
+    async def unless_drained(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """What it gives; None as soon as a drain begins, which cancels it."""
+        if self.draining:
+            return None
+        with anyio.CancelScope() as scope:
+            self._stopped_by_drain.add(scope)
+            try:
+                return await work()
+            finally:
+                self._stopped_by_drain.discard(scope)
+        return None
+
     # Doing
 
     async def execute(
@@ -129,7 +144,8 @@ class Desk:
         return await self.carry(self.begin(order), work, interrupted=interrupted)
 
     def begin(self, order: Order) -> Underway:
-        """A run that is under way from now on; `carry` it to its end."""
+        """A run that is under way from now on; `carry` it to its end. An ended one of its id is forgotten."""
+        self._forget(order.id)
         digest = (
             sha256(order.text.encode(errors="replace")).digest() if order.trigger is Trigger.MESSAGE else b""
         )
@@ -177,18 +193,21 @@ class Desk:
 
     def _keep(self, run: Underway) -> None:
         """Beside the other ended ones. What is too much goes: first old results, then old runs."""
-        if replaced := self._past.pop(run.order.id, None):
-            self._past_bytes -= _size(replaced)
+        self._forget(run.order.id)  # a message may have the id of an item
         self._past[run.order.id] = run
         self._past_bytes += _size(run)
         if len(self._past) > _ENDED_RUNS:
-            self._past_bytes -= _size(self._past.pop(next(iter(self._past))))
+            self._forget(next(iter(self._past)))
         for old in self._past.values():
             if self._past_bytes <= _RESULT_BYTES:
                 break
             assert old.ended is not None
             self._past_bytes -= _size(old)
             old.ended = Ended(old.ended.status, error=old.ended.error)
+
+    def _forget(self, run_id: str) -> None:
+        if run := self._past.pop(run_id, None):
+            self._past_bytes -= _size(run)
 
     # Steering
 
@@ -207,6 +226,8 @@ class Desk:
         """Begin nothing any more; what is held goes on, so that it can finish."""
         self.set_paused(False)
         self._gate("draining", True)
+        for scope in self._stopped_by_drain:
+            scope.cancel()
 
     def interrupt(self, ended: Ended) -> None:
         """End every run at once, so."""

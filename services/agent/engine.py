@@ -25,7 +25,6 @@ from .order import Bounds, Ended, Live, Order
 from .run import Answer, Failure, Fault, Message, ToolCall, ended, failed, opening, request, told
 from .tools import Result, ServerAwayError, Tool
 
-_PARALLEL_CALLS = 16
 _FIRST_PAUSE = 1.0  # seconds before the second try of the model; doubled for each further one
 _LONGEST_PAUSE = 60.0  # whoever asks for more is not waited for
 
@@ -115,16 +114,15 @@ class _Run:
         return result
 
     async def _call_all(self, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> list[Message]:
-        """At the same time; the results are in the order of the calls."""
+        """All at the same time, so that none begins once the run is held; the results are in the order of the
+        calls."""
         known = sorted({call.name for call in calls if call.name in tools})
         await self._step(f"tool {', '.join(known) or metrics.OTHER}"[:256])
         results = [Result("")] * len(calls)
-        limiter = anyio.CapacityLimiter(_PARALLEL_CALLS)
 
         async def one(index: int) -> None:
-            async with limiter:
-                call = calls[index]
-                results[index] = await self._call(call, tools.get(call.name))
+            call = calls[index]
+            results[index] = await self._call(call, tools.get(call.name))
 
         async with anyio.create_task_group() as group:
             for index in range(len(calls)):
@@ -133,7 +131,7 @@ class _Run:
 
     async def _call(self, call: ToolCall, tool: Tool | None) -> Result:
         if tool is None or call.problem:
-            return self._calls.refuse(call.problem or f"there is no tool {call.name}", tool, self._live)
+            return self._calls.refuse(call.problem or f"there is no tool {call.name[:64]}", tool, self._live)
         return await self._calls.make(tool, call.arguments, self._order, self._live, call.id)
 
     async def _step(self, activity: str) -> None:

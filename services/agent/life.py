@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import anyio
-
 from libs.contract.run import Run, Trigger, state_of
 from libs.contract.statuses import Status, exit_code
 from libs.errors import NotFoundError
@@ -49,18 +47,10 @@ class Life:
 
     async def _start(self) -> Ended | None:
         """What is missing. A drain ends the waiting for it."""
-        missing: Ended | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._end_at_drain, tasks.cancel_scope)
-            missing = await self.needs.missing()
-            tasks.cancel_scope.cancel()
+        missing = await self.agent.desk.unless_drained(self.needs.missing)
         if missing is None and not self.agent.desk.draining:
             self.agent.started()
         return missing
-
-    async def _end_at_drain(self, scope: anyio.CancelScope) -> None:
-        await self.agent.desk.until(lambda: self.agent.desk.draining)
-        scope.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +66,7 @@ class Result:
         run = self._run(agent, ended)
         level = logging.INFO if run.status is Status.COMPLETED else logging.ERROR
         _log.log(level, "the run ended", extra={"run": run.id, "status": run.status, "reason": run.error})
-        if run.result:
+        if run.result and sys.stdout:  # there is none if the process began without
             try:
                 sys.stdout.buffer.write(run.result.encode(errors="replace") + b"\n")
                 sys.stdout.flush()

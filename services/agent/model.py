@@ -83,7 +83,7 @@ class Model:
         try:
             headers = self._headers()
         except (OSError, ValueError) as error:
-            return Failure(f"OPENAI_API_KEY_FILE: {error}", "auth", Fault.AGENT)
+            return Failure(f"OPENAI_API_KEY: {error}", "auth", Fault.AGENT)
         url, data = self._base_url + path, BytesIO(body.encode(errors="replace")) if body else None
         try:
             tls = self._believed.context() if self._believed else True
@@ -105,6 +105,8 @@ class Model:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         telemetry.inject(headers)
         if key := self._key():
+            if not key.isprintable():
+                raise ValueError("the key is more than one line of text")
             headers["Authorization"] = f"Bearer {key}"
         return headers
 
@@ -135,7 +137,7 @@ def _describe(span: Span, result: Answer | Failure) -> None:
     """The result in the words of the semantic conventions for generative AI; never its content."""
     if isinstance(result, Failure):
         span.set_attribute("error.type", result.kind)
-        span.set_status(Status(StatusCode.ERROR, result.error))
+        span.set_status(Status(StatusCode.ERROR))
         return
     span.set_attribute("gen_ai.response.model", result.model)
     span.set_attribute("gen_ai.response.id", result.id)

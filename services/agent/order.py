@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
-from libs.contract.run import Trigger, Usage
+from libs.contract.run import MAX_RESULT_BYTES, Trigger, Usage
 from libs.contract.statuses import Status
+from libs.contract.text import head
+
+MAX_ERROR_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run ended. Without usage: the `Live` of the run has counted it."""
+    """How a run ended. Without usage: the `Live` of the run has counted it. Models and tools write its texts,
+    so they are cut to their bounds and made fit for the wire."""
 
     status: Status
     text: str = ""
@@ -42,6 +46,10 @@ class Ended:
     passes: bool = False
     """Another try, later, may do better."""
     retry_after: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", head(self.text, MAX_RESULT_BYTES))
+        object.__setattr__(self, "error", head(self.error, MAX_ERROR_BYTES))
 
 
 class Live(Protocol):

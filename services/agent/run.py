@@ -14,11 +14,16 @@ from typing import Any
 from libs.contract.metrics import OTHER
 from libs.contract.run import MAX_RESULT_BYTES
 from libs.contract.statuses import Status
+from libs.contract.text import clean
 
 from .order import Ended
 from .tools.tool import Tool
 
 MAX_RETRY_AFTER = timedelta(hours=24)  # what coordination takes
+_MOST_CALLS = 64  # at once
+_MOST_TOKENS = 10**9  # of one answer; counters and the wire have 64 bits for their sums
+_DEEPEST = 64  # of what the model says; encoders give up at some depth of their own
+_NAME_CHARACTERS = 256  # of a word that is told in traces
 BUDGET = "budget_exceeded"
 """The `code` or `type` of the error with which a model gateway says, by HTTP 429, that a budget is spent."""
 
@@ -110,8 +115,8 @@ def ended(answer: Answer) -> Ended:
     if answer.refusal or answer.finish_reason == "content_filter":
         return Ended(Status.REFUSED, answer.refusal or answer.text, "the model refused", "refused")
     if len(data) > MAX_RESULT_BYTES:
-        head = data[:MAX_RESULT_BYTES].decode(errors="ignore")
-        return Ended(Status.TOO_LARGE, head, f"the answer is {len(data)} bytes; {MAX_RESULT_BYTES} are taken")
+        error = f"the answer is {len(data)} bytes; {MAX_RESULT_BYTES} are taken"
+        return Ended(Status.TOO_LARGE, answer.text, error)
     if answer.finish_reason == "length":
         return Ended(Status.TOO_LARGE, answer.text, "the answer is longer than the model may write")
     return Ended(Status.COMPLETED, answer.text)
@@ -163,7 +168,7 @@ def retry_after(headers: Mapping[str, str], now: datetime) -> timedelta | None:
             return min(max(number, 0) * unit, MAX_RETRY_AFTER) if number < 1e9 else MAX_RETRY_AFTER
     try:
         date = parsedate_to_datetime(headers.get("Retry-After", ""))
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     date = date if date.tzinfo else date.replace(tzinfo=UTC)
     return min(max(date - now, timedelta(0)), MAX_RETRY_AFTER)
@@ -177,27 +182,41 @@ def _answer(body: bytes) -> Answer | Failure:
         text, finish = message.get("content") or "", str(choice.get("finish_reason") or "")
         refusal = str(message.get("refusal") or "")
         asked = [_identified(call, number) for number, call in enumerate(message.get("tool_calls") or ())]
+        if len(asked) > _MOST_CALLS or _is_deep(asked):
+            return Failure(f"model: more than {_MOST_CALLS} tool calls, or too deep", "body", Fault.MODEL)
         calls = tuple(_call(each) for each in asked)
         usage = reply.get("usage") or {}
-        read, written = (max(int(usage.get(f"{kind}_tokens") or 0), 0) for kind in ("prompt", "completion"))
+        read, written = (_tokens(usage.get(f"{kind}_tokens")) for kind in ("prompt", "completion"))
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return Failure("model: the reply is not a chat completion", "body", Fault.MODEL)
     if not isinstance(text, str):
         return Failure("model: the answer is not text", "body", Fault.MODEL)
-    text = text.encode(errors="replace").decode()  # JSON can spell what UTF-8 cannot
+    text = clean(text)
     if not (text.strip() or calls or refusal) and finish not in ("length", "content_filter"):
         return Failure("model: the answer is empty", "body", Fault.MODEL)
     return Answer(
         text,
         read,
         written,
-        str(reply.get("model") or ""),
-        str(reply.get("id") or ""),
-        finish,
+        clean(str(reply.get("model") or ""))[:_NAME_CHARACTERS],
+        clean(str(reply.get("id") or ""))[:_NAME_CHARACTERS],
+        clean(finish)[:_NAME_CHARACTERS],
         calls,
         {"role": "assistant", "content": text or None, "tool_calls": asked} if calls else None,
         refusal,
     )
+
+
+def _tokens(said: Any) -> int:
+    """As the provider counts, if that can be."""
+    return min(max(int(said or 0), 0), _MOST_TOKENS)
+
+
+def _is_deep(value: Any, left: int = _DEEPEST) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return left == 0 or any(_is_deep(each, left - 1) for each in inside)
 
 
 def _identified(call: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -212,8 +231,8 @@ def _call(call: Mapping[str, Any]) -> ToolCall:
         json.dumps(arguments, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         return ToolCall(id, name, {}, f"the arguments are not JSON: {error}"[:200])
-    if not isinstance(arguments, dict):
-        return ToolCall(id, name, {}, "the arguments are not an object")
+    if not isinstance(arguments, dict) or _is_deep(arguments):
+        return ToolCall(id, name, {}, f"the arguments are not an object at most {_DEEPEST} deep")
     return ToolCall(id, name, arguments)
 
 
@@ -228,4 +247,4 @@ def _error(body: bytes) -> tuple[str, set[str]]:
         found, codes = error["message"], {str(error.get("code")), str(error.get("type"))}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         found, codes = body.decode(errors="replace"), set()
-    return " ".join(str(found).split())[:500] or "no text", codes
+    return clean(" ".join(str(found).split())[:500]) or "no text", codes

@@ -153,15 +153,18 @@ class ReferenceAgent(agent.Agent, AbstractAsyncContextManager["ReferenceAgent"])
             metrics.DRAINS.inc("started")
         elif loop.time() + left.total_seconds() >= self._drain_ends:
             return
-        elif not left:
-            metrics.DRAINS.inc("forced")
         self._drain_ends = loop.time() + left.total_seconds()
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = loop.call_at(self._drain_ends, self.desk.interrupt, _DRAINED)
+        self._timer = loop.call_at(self._drain_ends, self._cut_off)
         self.desk.drain()
         for begin in self.on_drain:
             begin(left)
+
+    def _cut_off(self) -> None:
+        if self.desk.underway():
+            metrics.DRAINS.inc("forced")
+            self.desk.interrupt(_DRAINED)
 
     @property
     def uptime(self) -> timedelta:
@@ -215,8 +218,13 @@ class ReferenceAgent(agent.Agent, AbstractAsyncContextManager["ReferenceAgent"])
             concerned[0].is_held = concerned[0].ended is None
         else:
             self.desk.set_paused(True)
+
+        def is_over() -> bool:
+            is_taken_back = not (self.desk.paused or any(run.is_held for run in concerned))
+            return is_taken_back or all(run.state is not State.WORKING for run in concerned)
+
         with anyio.move_on_after(wait.total_seconds()):
-            await self.desk.until(lambda: all(run.state is not State.WORKING for run in concerned))
+            await self.desk.until(is_over)
         return [run.snapshot() for run in concerned]
 
     async def resume(self, run_id: str) -> Sequence[Run]:
@@ -226,10 +234,9 @@ class ReferenceAgent(agent.Agent, AbstractAsyncContextManager["ReferenceAgent"])
             self.desk.wake()
         else:
             self.desk.set_paused(False)
-        if not self.desk.paused:
-            await self.desk.until(
-                lambda: all(run.is_held or run.state is not State.PAUSED for run in concerned)
-            )
+        await self.desk.until(
+            lambda: self.desk.paused or all(run.is_held or run.state is not State.PAUSED for run in concerned)
+        )
         return [run.snapshot() for run in concerned]
 
     def _concerned(self, run_id: str) -> list[Underway]:
@@ -287,7 +294,8 @@ class ReferenceAgent(agent.Agent, AbstractAsyncContextManager["ReferenceAgent"])
         return self.desk.find(run_id).snapshot()
 
     def runs(self) -> Sequence[Run]:
-        return [run.snapshot() for run in reversed((*self.desk.past(), *self.desk.underway()))]
+        known = sorted((*self.desk.past(), *self.desk.underway()), key=lambda run: run.began, reverse=True)
+        return [run.snapshot() for run in known]
 
     async def watch(self, run_id: str) -> AsyncIterator[Run]:
         run = self.desk.find(run_id)
@@ -296,8 +304,9 @@ class ReferenceAgent(agent.Agent, AbstractAsyncContextManager["ReferenceAgent"])
             now = run.snapshot()
             seen = (now.state, now.activity, now.subject, now.usage)
             if seen != last:
-                yield now
                 last = seen
-            if now.state.ended:
+                yield now  # which takes a while: there may be news already
+            elif now.state.ended:
                 return
-            await self.desk.news()
+            else:
+                await self.desk.news()

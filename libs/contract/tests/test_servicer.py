@@ -283,6 +283,11 @@ async def test_no_run_is_left_out_when_the_place_is_gone(stub, agent):
     assert await pages(stub, 2, less) == [["r3", "r2"], ["r1", "r0"]]
 
 
+async def test_two_runs_of_one_id_do_not_make_pages_go_round(stub, agent):
+    agent.runs = lambda: [replace(WORKING, id=name) for name in ("x", "y", "x", "z")]
+    assert await pages(stub, 1) == [["x"], ["y"], ["x"], ["z"]]
+
+
 async def test_a_list_can_be_of_one_state_and_one_conversation(stub, agent):
     for n in range(6):
         await agent.put(Run(f"r{n}", Trigger.MESSAGE, context_id="even" if n % 2 == 0 else "odd"))

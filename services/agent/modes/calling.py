@@ -33,4 +33,5 @@ class Caller:
         result = await self.calls.make(tool, arguments, order, live)
         if result.outcome == "ok":
             return Ended(Status.COMPLETED, result.text)
-        return Ended(Status.FAILED, error=f"tool {name}: {result.text[:_ERROR_CHARACTERS]}")
+        status = Status.SERVER if result.is_away else Status.FAILED
+        return Ended(status, error=f"tool {name}: {result.text[:_ERROR_CHARACTERS]}", passes=result.is_away)

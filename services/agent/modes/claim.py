@@ -46,6 +46,7 @@ class Claim:
         self._worker = Worker(client, [queue], slots=desk.slots, lease=lease)
         self._unusable: Ended | None = None
         desk.on_gates.append(self._follow)
+        self._follow()
 
     async def run(self) -> Exit:
         """The process's end."""

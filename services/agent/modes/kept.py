@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
+from libs import files
 from libs.contract.run import Usage
 
 
@@ -26,20 +26,16 @@ class Kept:
         self._folder = folder / sha256(f"{run_id}\0{digest}".encode()).hexdigest()[:32]
 
     def read(self) -> dict[str, Finished]:
-        """By name. A file that is not whole does not count. OSError if the folder cannot be made or read."""
+        """By name. What cannot be read, or is not what `write` writes, does not count. OSError if the folder
+        cannot be made."""
         self._folder.mkdir(parents=True, exist_ok=True)
         found = {}
         for path in self._folder.glob("*.json"):
-            try:
+            with suppress(OSError, msgspec.DecodeError):
                 found[path.stem] = msgspec.json.decode(path.read_bytes(), type=Finished)
-            except msgspec.DecodeError:
-                continue
         return found
 
     def write(self, name: str, finished: Finished) -> None:
         """Whole or not at all, also if the machine stops. OSError."""
-        with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
-            file.write(msgspec.json.encode(finished))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(file.name, self._folder / f"{name}.json")
+        content = msgspec.json.encode(finished)
+        files.replace(self._folder / f"{name}.json", content, mode=0o600, lasts=True)

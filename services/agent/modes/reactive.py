@@ -111,8 +111,9 @@ class Reactive:
 
     def _note(self, subject: Subject) -> None:
         subject.last_change = self._desk.clock()
-        if not subject.waits:
-            subject.first_change, subject.waits = subject.last_change, True
+        if subject.waits:
+            return
+        subject.first_change, subject.waits = subject.last_change, True
         self._desk.events.tell("resource.changed", uri=subject.uri)
         metrics.PENDING_EVENTS.set(to=self.waiting())
         self._desk.wake()
@@ -145,10 +146,14 @@ class Reactive:
         subject.waits = False
         metrics.PENDING_EVENTS.set(to=self.waiting())
         try:
-            text, digest = await self._resources.read(subject.uri)
+            found = await self._desk.unless_drained(lambda: self._resources.read(subject.uri))
         except MeshError as error:
             _log.warning("cannot read a resource", extra={"uri": subject.uri, "reason": str(error)})
             return self._again(subject)
+        if found is None or not self._desk.is_open:  # meanwhile nothing new may begin
+            self._look_again(subject)
+            return timedelta(0)
+        text, digest = found
         if digest == subject.handled:
             return timedelta(0)
         metrics.REACTION_LAG.set(to=(self._desk.clock() - subject.last_change) * 1000)
@@ -166,8 +171,13 @@ class Reactive:
         return timedelta(0)
 
     def _again(self, subject: Subject) -> timedelta:
-        subject.waits = True
+        self._look_again(subject)
         return timedelta(seconds=next(subject.pauses))
+
+    def _look_again(self, subject: Subject) -> None:
+        subject.waits = True
+        metrics.PENDING_EVENTS.set(to=self.waiting())
+        self._desk.wake()
 
 
 def _told(uri: str, text: str) -> str:

@@ -24,14 +24,15 @@ from hashlib import sha256
 from typing import Annotated, Any
 
 import msgspec
-import yaml
 from msgspec import Meta
+
+from libs.yamls import YamlError, documents
 
 _MOST_BYTES = 256 * 1024
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PLACE = re.compile(r"\{\{\s*steps\.([^{}\s]*)\s*\}\}")
 
-_Name = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+_Name = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")]
 _Words = Annotated[str, Meta(min_length=1, max_length=65536, pattern=r"\S")]
 
 
@@ -40,7 +41,7 @@ class Step(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
 
     name: _Name
     instruction: _Words = ""
-    tool: Annotated[str, Meta(max_length=256, pattern=r"^[a-z0-9-]+\..+$")] = ""
+    tool: Annotated[str, Meta(max_length=256, pattern=r"^[a-z0-9-]+\..+\Z")] = ""
     """`server.tool`."""
     arguments: dict[str, Any] = {}
     """Of the tool. Text in them may hold placeholders."""
@@ -49,7 +50,7 @@ class Step(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     """What the instruction is done with. Absent: the results of the steps that this one waits for."""
     retries: Annotated[int, Meta(ge=0, le=20)] = 0
     """Tries after the first that failed."""
-    deadline: Annotated[str, Meta(pattern=r"^[0-9]{1,6}(ms|s|m|h)$")] = ""
+    deadline: Annotated[str, Meta(pattern=r"^[0-9]{1,6}(ms|s|m|h)\Z")] = ""
     """The longest that one try may take."""
 
     @property
@@ -89,9 +90,12 @@ def read(data: bytes) -> Plan:
     if len(data) > _MOST_BYTES:
         raise ValueError(f"is {len(data)} bytes; {_MOST_BYTES} are allowed")
     try:
-        document = msgspec.convert(yaml.safe_load(data), _Document)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+        found = [document for _, document in documents(data.decode())]
+        if len(found) != 1:
+            raise ValueError(f"has {len(found)} documents that are not empty; one is needed")
+        document = msgspec.convert(found[0], _Document)
+    except YamlError as error:
+        raise ValueError(f"is neither YAML nor JSON: {error}") from error
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
     steps = document.steps

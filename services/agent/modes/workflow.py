@@ -87,8 +87,16 @@ class _Course:
 
     def _take_up(self) -> None:
         """Goes on where a process before this one was ended."""
-        kept = self._workflow.kept
-        for name, finished in (kept.read() if kept else {}).items():
+        if (kept := self._workflow.kept) is None:
+            return
+        try:
+            found = kept.read()
+        except OSError as error:
+            _log.warning("cannot read finished steps", extra={"reason": str(error)})
+            return
+        for name, finished in found.items():
+            if name not in self._done:
+                continue
             self._results[name] = finished.text
             self._run.spend(finished.usage)
             self._done[name].set()

@@ -31,7 +31,13 @@ LEASE = timedelta(seconds=30)
 
 @asynccontextmanager
 async def claiming(
-    folder: Path, coordination: Coordination, engine: Engine, *, slots: int = 2, drain: timedelta = SOON
+    folder: Path,
+    coordination: Coordination,
+    engine: Engine,
+    *,
+    slots: int = 2,
+    drain: timedelta = SOON,
+    paused: bool = False,
 ) -> AsyncIterator[tuple[ReferenceAgent, asyncio.Task[object]]]:
     """An agent that works on the queue, and has ended after the block."""
 
@@ -44,6 +50,7 @@ async def claiming(
             connect(served.address, ours.identity("agent")) as client,
         ):
             agent = reference(engine, mode="claim", slots=slots, drain_timeout=drain)
+            agent.desk.set_paused(paused)
             me = pki.own(ours.identity("agent"))
             claim = Claim(agent.desk, engine, "Summarize.", client, me, "demo/docs", LEASE)
             agent.check = claim.check
@@ -252,3 +259,14 @@ async def test_the_run_is_part_of_the_submitters_trace(tmp_path):
     async with claiming(tmp_path, coordination, Engine(look)):
         await coordination.settled(1)
     assert seen == [id]
+
+
+async def test_an_agent_that_was_paused_before_it_could_claim_claims_nothing(tmp_path):
+    coordination = queue(b"a")
+    async with claiming(tmp_path, coordination, Engine(), paused=True) as (agent, _):
+        for _ in range(5):  # time enough for a claim
+            assert agent.check is not None
+            await agent.check()
+        assert coordination.granted == 0
+        await agent.resume("")
+        await coordination.settled(1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +48,21 @@ async def test_a_refusal_for_good_ends_it(plane):
             _, said = await refused.communicate()
         assert refused.returncode == 2
         assert f"refused by {served.address}: not you" in said.decode()
+
+
+async def test_sigterm_ends_it_while_it_waits_to_enrol(plane):
+    """Also as the first process of a container, to which the kernel does not do that."""
+    async with plane.serve() as served:
+        address = served.address
+    async with process("services.agent", plane, address, ENVIRONMENT) as waiting:
+        async with asyncio.timeout(30):
+            while not handles(waiting.pid, signal.SIGTERM):  # noqa: ASYNC110  (another process)
+                await asyncio.sleep(0.05)
+            waiting.terminate()
+            assert await waiting.wait() == 143
+
+
+def handles(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught, 16) >> (number - 1) & 1)

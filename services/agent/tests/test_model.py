@@ -211,3 +211,9 @@ async def test_a_failed_call_is_a_failed_span():
     assert span.attributes
     assert span.attributes["error.type"] == "5xx"
     assert not span.status.is_ok
+
+
+async def test_a_key_of_two_lines_is_the_agents_fault_and_is_not_told():
+    async with connect("http://127.0.0.1:9/v1", lambda: "a\nb", timedelta(seconds=5), NoOpTracer()) as model:
+        failure = await model.complete(ASK)
+    assert failure == Failure("OPENAI_API_KEY: the key is more than one line of text", "auth", Fault.AGENT)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from datetime import timedelta
 
 from libs.contract.agent import Message
-from libs.contract.run import State
+from libs.contract.run import State, Trigger
 from libs.contract.statuses import Status, exit_code
 from libs.exits import Exit
+from services.agent.life import Result
 from services.agent.modes.loop import Loop
 from services.agent.modes.once import Once
 from services.agent.order import Ended
@@ -133,3 +135,12 @@ async def test_a_loop_that_is_paused_or_a_lame_duck_begins_no_run():
             assert len(engine.orders) == begun
             await open
             await engine.begun.acquire()
+
+
+async def test_a_process_that_began_without_stdout_reports_all_the_same(tmp_path, monkeypatch):
+    agent = reference(Engine())
+    async with living(agent, Once(agent.desk, Engine(), "Do it.", "r").run) as life:
+        ended = await life
+        monkeypatch.setattr(sys, "stdout", None)
+        Result("r", Trigger.ONCE, tmp_path / "report").tell(agent, ended)
+    assert b'"completed"' in (tmp_path / "report").read_bytes()

@@ -344,3 +344,13 @@ async def test_usage(tmp_path, arguments, settings, code):
         assert (await it.ended())[0] == code
     assert not (tmp_path / "report").exists()
     assert "AGENT_" in it.log
+
+
+async def test_a_reader_that_has_gone_changes_no_exit_code(tmp_path):
+    async with provider(says("x")) as endpoint, agent(tmp_path, "once", base_url=endpoint.url) as it:
+        assert it.process.stdout
+        it.process.stdout._transport.close()  # type: ignore[attr-defined]
+        async with asyncio.timeout(PATIENCE):
+            assert await it.process.wait() == 0
+    assert it.report.status == "completed"
+    assert "cannot write the result" in it.log

@@ -14,7 +14,7 @@ from libs.errors import NotFoundError, UnavailableError
 from libs.exits import Exit
 from services.agent.modes.reactive import Reactive
 
-from .fakes import NOW, SOON, Engine, Turns, failing, forever, living, reference
+from .fakes import NOW, SOON, Engine, Turns, failing, forever, living, reference, told
 
 A, B = "file:///a", "file:///b"
 
@@ -249,3 +249,53 @@ async def test_a_drain_finishes_the_reaction_and_begins_no_other():
         async with asyncio.timeout(5):
             assert await task is Exit.OK
     assert len(engine.orders) == 1
+
+
+class Slow(Resources):
+    """Reads when `go` is set."""
+
+    def __init__(self, **contents: str) -> None:
+        super().__init__(**contents)
+        self.go = asyncio.Event()
+
+    async def read(self, uri: str) -> tuple[str, str]:
+        found = await super().read(uri)
+        await self.go.wait()
+        return found
+
+
+async def test_what_is_read_while_a_gate_closes_begins_nothing_until_it_opens():
+    engine, resources = Engine(), Slow(a="one")
+    agent, life = reacting(engine, resources)
+    async with life:
+        await resources.looked.acquire()
+        await agent.lame_duck(True)
+        resources.go.set()
+        async with asyncio.timeout(10):
+            await agent.desk.until(lambda: agent.waiting() == 1)
+        assert engine.orders == []
+        await agent.lame_duck(False)
+        await engine.begun.acquire()
+    assert len(engine.orders) == 1
+
+
+async def test_a_read_that_hangs_does_not_hold_a_drain_up():
+    engine, resources = Engine(), Slow(a="one")
+    agent, life = reacting(engine, resources)
+    async with life as task:
+        await resources.looked.acquire()
+        agent.stop()
+        assert await asyncio.wait_for(asyncio.shield(task), 10) is Exit.OK
+    assert engine.orders == []
+
+
+async def test_a_storm_of_changes_is_one_event():
+    engine, resources = Engine(), Slow(a="one")
+    agent, life = reacting(engine, resources, debounce=timedelta(seconds=30))
+    async with life:
+        for _ in range(500):
+            resources.tell(A)
+        await agent.desk.until(lambda: agent.waiting() == 1)
+        while not resources.changes.empty():  # noqa: ASYNC110  (nothing tells what it has taken)
+            await asyncio.sleep(0)
+    assert (await told(agent)).count("resource.changed") == 1

@@ -7,6 +7,7 @@ import pytest
 
 from libs.contract.run import MAX_RESULT_BYTES
 from libs.contract.statuses import Status
+from services.agent.order import Ended
 from services.agent.run import (
     MAX_RETRY_AFTER,
     Answer,
@@ -263,3 +264,54 @@ def test_how_a_failure_ends_a_run(status, body, expected, kind, ours, passes):
     end = failed(of(status, body))
     assert (end.status, end.kind, end.is_ours, end.passes) == (expected, kind, bool(ours), bool(passes))
     assert end.error
+
+
+@pytest.mark.parametrize("year_and_zone", ["2026 00:00:00 +99999999999999999999", "9" * 20 + " 00:00:00 GMT"])
+def test_a_date_that_no_clock_has_is_none(year_and_zone):
+    assert retry_after({"Retry-After": f"Mon, 01 Jan {year_and_zone}"}, NOW) is None
+
+
+def test_tokens_stay_within_what_counters_and_the_wire_can_hold():
+    usage = {"prompt_tokens": 10**4000, "completion_tokens": -(10**30)}
+    answer = of(200, completion() | {"usage": usage})
+    assert isinstance(answer, Answer)
+    assert (answer.input_tokens, answer.output_tokens) == (10**9, 0)
+
+
+def nested(depth):
+    return json.loads('{"a":' * depth + "1" + "}" * depth)
+
+
+def test_arguments_that_no_encoder_takes_are_told_to_the_model():
+    call = {"id": "c", "function": {"name": "f", "arguments": json.dumps(nested(300))}}
+    answer = of(200, completion(message={"tool_calls": [call]}))
+    assert isinstance(answer, Answer)
+    assert answer.calls == (ToolCall("c", "f", {}, "the arguments are not an object at most 64 deep"),)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [{"function": {"name": f"f{n}"}} for n in range(65)],
+        [{"function": {"name": "f"}, "more": nested(300)}],
+    ],
+)
+def test_too_many_calls_or_too_deep_ones_are_no_answer(calls):
+    answer = of(200, completion(message={"tool_calls": calls}))
+    assert isinstance(answer, Failure)
+    assert (answer.kind, answer.fault) == ("body", Fault.MODEL)
+
+
+def test_words_of_a_provider_are_short_and_fit_for_the_wire():
+    answer = of(200, completion(finish_reason="\ud800") | {"model": "m" * 10_000, "id": "\udfff"})
+    assert isinstance(answer, Answer)
+    assert (len(answer.model), answer.id, answer.finish_reason) == (256, "?", "?")
+    failure = of(400, {"error": {"message": "\ud800"}})
+    assert isinstance(failure, Failure)
+    assert failure.error == "model: HTTP 400: ?"
+
+
+def test_what_a_run_ends_with_keeps_to_its_bounds():
+    end = Ended(Status.REFUSED, "é" * MAX_RESULT_BYTES, "\ud800" + "x" * 5000)
+    assert len(end.text.encode()) == MAX_RESULT_BYTES
+    assert (len(end.error), end.error[:2]) == (1024, "?x")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from datetime import timedelta
 
 import pytest
+from prometheus_client import REGISTRY
 
 from libs.contract.agent import Message
 from libs.contract.run import State, Trigger
@@ -19,6 +21,7 @@ from libs.errors import (
     UnimplementedError,
 )
 from libs.exits import Exit
+from services.agent.order import Order
 from services.agent.steering import ReferenceAgent
 
 from .fakes import NOW, SOON, Engine, Turns, echo, failing, forever, living, reference, told
@@ -283,3 +286,77 @@ async def test_what_a_mode_depends_on_is_asked_by_probes_and_remembered():
         condition = await agent.condition()
         assert (condition.ready, condition.not_ready_reason) == (False, "coordination is away")
     assert asked == 1
+
+
+async def test_a_watcher_that_is_slow_misses_no_end():
+    turns = Turns(1)
+    agent = reference(Engine(turns))
+    async with living(agent, idle(agent)):
+        run = await agent.send(Message("x"))
+        seen = agent.watch(run.id)
+        await anext(seen)
+        turns.go.release()
+        await agent.desk.until(lambda: agent.run(run.id).state.ended)
+        async with asyncio.timeout(10):
+            assert (await anext(seen)).state is State.COMPLETED
+
+
+async def test_of_a_pause_and_a_resume_at_once_both_answer():
+    agent = reference(Engine(forever), drain_timeout=NOW)
+    async with living(agent, idle(agent)):
+        await agent.send(Message("x"))
+        pausing = asyncio.create_task(agent.pause("", timedelta(minutes=5)))
+        await agent.desk.until(lambda: agent.desk.paused)
+        async with asyncio.timeout(10):
+            await agent.resume("")
+            assert [run.state for run in await pausing] == [State.WORKING]
+
+
+async def test_a_resume_that_is_taken_back_at_once_answers():
+    turns = Turns(1)
+    agent = reference(Engine(turns), drain_timeout=NOW)
+    async with living(agent, idle(agent)):
+        await agent.pause("", NOW)
+        agent.desk.begin(order := Order("r", Trigger.MESSAGE, "", "x"))
+        held = agent.desk.find("r")
+        carrying = asyncio.create_task(agent.desk.carry(held, lambda live: turns(order, live)))
+        await agent.desk.until(lambda: held.state is State.PAUSED)
+        async with asyncio.timeout(10):
+            await asyncio.gather(agent.resume(""), agent.pause("", NOW))
+        agent.desk.set_paused(False)
+        turns.go.release()
+        await carrying
+
+
+async def test_runs_keep_their_order_when_they_end():
+    turns = Turns(1)
+    agent = reference(Engine(turns), slots=3, drain_timeout=NOW)
+    async with living(agent, idle(agent)):
+        for name in ("first", "second", "third"):
+            await agent.send(Message("x", run_id=name))
+        await turns.until(3)
+        before = [run.id for run in agent.runs()]
+        await agent.cancel("second", "")
+        assert [run.id for run in agent.runs()] == before == ["third", "second", "first"]
+
+
+async def test_an_id_that_is_used_again_is_one_run():
+    agent = reference(Engine())
+    async with living(agent, idle(agent)):
+        for _ in range(2):
+            run = agent.desk.begin(order := Order("r", Trigger.ITEM, "", "x"))
+            assert [run.state for run in agent.runs()] == [State.WORKING]
+            await agent.desk.carry(run, functools.partial(echo, order))
+
+
+async def test_a_drain_that_cuts_runs_off_is_counted_as_forced():
+    def forced() -> float:
+        return REGISTRY.get_sample_value("agent_drains_total", {"phase": "forced"}) or 0.0
+
+    before = forced()
+    async with living(quiet := reference(Engine(), drain_timeout=NOW), idle(quiet)):
+        pass
+    assert forced() == before
+    async with living(busy := reference(Engine(forever), drain_timeout=NOW), idle(busy)):
+        await busy.send(Message("x"))
+    assert forced() == before + 1

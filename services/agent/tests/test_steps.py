@@ -41,7 +41,7 @@ def test_needs_make_a_graph():
 def test_json_is_the_same_document():
     data = json.dumps({"steps": [{"name": "a", "instruction": "x"}]})
     assert read(data.encode()).digest == read(b"steps: [{name: a, instruction: x}]").digest
-    assert read(data.encode()).digest != read(b"steps: [{name: a, instruction: y}]").digest
+    assert read(data.encode()).digest != read(b"steps: [{name: a, instruction: z}]").digest
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,23 @@ def test_json_is_the_same_document():
     [
         ("steps: [", "neither YAML nor JSON"),
         ("steps: []", "$.steps"),
-        ("{}", "missing required field `steps`"),
+        ("a: b", "unknown field `a`"),
+        ("{}", "has 0 documents"),
+        ("steps: []\n---\nsteps: []", "has 2 documents"),
         ("steps: [{name: a, instruction: x}]\nloop: 3", "unknown field `loop`"),
         ("steps: [{name: a, instruction: x, need: [b]}]", "unknown field `need` - at `$.steps[0]`"),
         ("steps: [{name: A, instruction: x}]", "$.steps[0].name"),
         ("steps: [{name: a}]", "$.steps[0]: has to have either"),
         ("steps: [{name: a, instruction: x, tool: s.t}]", "$.steps[0]: has to have either"),
+        ("steps: [{name: a, tool: s.t, tool: s.u}]", "tool is there twice"),
+        ("steps: [{name: a, tool: s.t, arguments: &a {b: *a}}]", "nested deeper"),
+        ('steps: [{name: "a\\n", tool: s.t}]', "$.steps[0].name"),
+        ('steps: [{name: a, tool: s.t, deadline: "3s\\n"}]', "$.steps[0].deadline"),
         ("steps: [{name: a, tool: nodot}]", "$.steps[0].tool"),
         ("steps: [{name: a, tool: s.t, input: x}]", "$.steps[0].input"),
         ("steps: [{name: a, instruction: x, arguments: {b: 1}}]", "$.steps[0].arguments"),
         (
-            "steps: [{name: a, instruction: x}, {name: a, instruction: y}]",
+            "steps: [{name: a, instruction: x}, {name: a, instruction: z}]",
             "$.steps[1].name: there is another",
         ),
         ("steps: [{name: a, instruction: x, needs: [b]}]", "$.steps[0].needs: there is no step b"),

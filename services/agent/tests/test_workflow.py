@@ -13,14 +13,18 @@ from typing import Any
 import anyio
 import pytest
 
-from libs.contract.run import State, Usage
+from libs.contract.run import State, Trigger, Usage
 from libs.contract.statuses import Status
+from services.agent.calls import Calls
+from services.agent.modes.calling import Caller
 from services.agent.modes.kept import Kept
 from services.agent.modes.steps import read
 from services.agent.modes.workflow import Clock, Workflow
-from services.agent.order import Ended, Live, Order
+from services.agent.order import Bounds, Ended, Live, Order
+from services.agent.tools import Result
 
 from .fakes import NOW, SOON, Engine, Turns, echo, failing, forever, living, reference, told
+from .runs import Kit, Seen
 
 CHAIN = """
 steps:
@@ -84,11 +88,11 @@ async def test_a_tool_is_called_with_what_a_step_found():
     document = """
     steps:
       - {name: find, instruction: Find., input: x}
-      - {name: store, tool: docs.write, arguments: {text: "<{{steps.find}}>", n: 3}}
+      - {name: store, tool: docs.write, arguments: {text: "<{{steps.find}}>", times: 3}}
     """
     agent, life = flowing(Engine(), document)
     ended = await outcome(life)
-    assert ended.text == "docs.write {'text': '<about x>', 'n': 3} for run/store"
+    assert ended.text == "docs.write {'text': '<about x>', 'times': 3} for run/store"
     assert agent.desk.usage == Usage(tool_calls=1)
 
 
@@ -267,3 +271,30 @@ async def test_an_engine_sees_what_the_whole_run_has_used():
 
     await outcome(flowing(Engine(do))[1])
     assert seen == [0, 2, 4]
+
+
+async def test_what_is_no_step_of_ours_does_not_count(tmp_path):
+    kept = Kept(tmp_path, "run", "d")
+    await outcome(flowing(Engine(), kept=kept)[1])
+    (folder,) = tmp_path.iterdir()
+    (folder / "a.json").rename(folder / "stranger.json")
+    (folder / "b.json").write_text('{"text": "half')
+    (folder / "c.json").unlink()
+    (folder / "c.json").mkdir()
+    engine = Engine()
+    assert (await outcome(flowing(engine, kept=kept)[1])).status is Status.COMPLETED
+    assert [order.subject for order in engine.orders] == ["a", "b", "c"]
+
+
+async def test_a_folder_that_cannot_be_made_costs_only_what_would_be_kept(tmp_path):
+    (tmp_path / "file").touch()
+    ended = await outcome(flowing(Engine(), kept=Kept(tmp_path / "file", "run", "d"))[1])
+    assert ended.status is Status.COMPLETED
+
+
+@pytest.mark.parametrize(("is_away", "status"), [(True, Status.SERVER), (False, Status.FAILED)])
+async def test_a_server_that_is_away_is_another_thing_than_a_tool_that_fails(is_away, status):
+    kit = Kit({"write": Result("error: no", "error", is_away=is_away)})
+    order = Order("run/a", Trigger.WORKFLOW, "")
+    ended = await Caller(Calls(kit, Bounds())).perform("docs.write", {}, order, Seen())
+    assert (ended.status, ended.passes) == (status, is_away)

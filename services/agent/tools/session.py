@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ from .transport import Transport, http_client
 CONNECT_SECONDS = 10.0
 _STREAM_SECONDS = 1.0
 _MOST_PAGES = 100
+_MOST_TOOLS = 1024
+_MOST_DESCRIBED = 1024 * 1024  # characters on a server's tools; each turn with the model has them
+_MOST_WORDS = 500
 FAULTS = (MCPError, ValidationError, RuntimeError, OSError)
 """What a server can make the client raise. RuntimeError is the SDK's for answers against the protocol, and
 the base of httpx2's for replies that break off."""
@@ -57,6 +61,7 @@ class Session:
         transport, reason, is_begun = Transport(believed, self.streaming.set, self.lost.set), "", False
         try:
             async with http_client(transport) as http, self._made(http) as self.client:
+                self.client.session.validate_tool_result = _believe  # type: ignore[method-assign]
                 async with anyio.create_task_group() as streams:
                     await streams.start(self._follow_tools)
                     await self.list_tools()
@@ -96,10 +101,21 @@ class Session:
             await self._left.wait()
 
     async def list_tools(self) -> None:
-        """All tools. The SDK needs to have seen them too: else it lists them all again in every call."""
+        """All tools, as many as are taken. The SDK needs to have seen them too: else it lists them all again
+        in every call."""
         self.is_stale = False  # before: the list may change while it is read
+        tools: list[Tool] = []
+        left = _MOST_DESCRIBED
         try:
-            self.tools = [tool async for tool in self._listed()]
+            with anyio.fail_after(CONNECT_SECONDS):
+                async for tool in self._listed():
+                    left -= len(tool.description) + len(json.dumps(tool.schema))
+                    if left < 0 or len(tools) == _MOST_TOOLS:
+                        taken = {"server": self.server.name, "taken": len(tools)}
+                        _log.warning("too many tools", extra=taken)
+                        break
+                    tools.append(tool)
+            self.tools = tools
         except FAULTS:
             self.is_stale = True
             raise
@@ -153,8 +169,13 @@ class Session:
         task_status.started()
 
 
+async def _believe(name: str, result: types.CallToolResult) -> None:
+    """A result is the model's to judge. Held against the schema that its server gives it, one pattern could
+    take the process for ever."""
+
+
 def words(error: BaseException) -> str:
-    """What an error says, on one line; of a group the first."""
+    """What an error says, on one short line; of a group the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return next(iter(str(error)[:_MOST_WORDS].splitlines()), "") or type(error).__name__
