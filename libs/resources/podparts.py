@@ -11,6 +11,8 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from libs.contract.environment import ENVIRONMENT, Setter
+
 from .shape import (
     Key,
     Label,
@@ -29,11 +31,15 @@ from .shape import (
 _Text = Annotated[str, Meta(max_length=4096)]
 _Path = Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Mode = Annotated[int, Meta(ge=0, le=0o777)]
+_THEIRS = [name for name, each in ENVIRONMENT.items() if each.setter is Setter.OWNER]
 _EnvName = Annotated[
     str,
     text(253, "^[-._a-zA-Z][-._a-zA-Z0-9]*$", "the name of an environment variable"),
     ruled(
-        Rule("!self.matches('^(AGENT|AGENTCTL|OPENAI)_')", "AGENT_*, AGENTCTL_* and OPENAI_* are set by us"),
+        Rule(
+            f"!self.matches('^(AGENT|AGENTCTL|OPENAI)_') || self in {_THEIRS}",
+            "AGENT_*, AGENTCTL_* and OPENAI_* are set by us, but for those that the contract leaves to you",
+        ),
     ),
 ]
 

@@ -11,7 +11,7 @@ MODEL = "agentctl-extractive"
 DISCLOSURE = "no language model: sentences are picked by word frequency, token counts are estimates"
 CONTEXT_TOKENS = 128_000
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-_UNSUPPORTED = ("tools", "functions", "audio", "logprobs")
+_UNSUPPORTED = ("functions", "audio", "logprobs")
 
 Json = dict[str, object]
 
@@ -50,6 +50,7 @@ def request_from_json(body: object) -> Request:
             raise _unsupported(name)
     if body.get("n") not in (None, 1):
         raise _unsupported("n", "only 1 choice is offered")
+    _check_tools(body)
     if _object(body, "response_format").get("type") not in (None, "text"):
         raise _unsupported("response_format", "only text is offered")
     model = body.get("model")
@@ -164,6 +165,16 @@ def _object(body: Mapping[str, object], name: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise RefusedError(400, f"{name} must be an object", param=name)
     return value
+
+
+def _check_tools(body: Mapping[str, object]) -> None:
+    """Tools may be offered, as every agent offers its own, and are never called: so who insists on a call is
+    refused."""
+    tools = body.get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise RefusedError(400, "tools must be a list of objects", param="tools")
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        raise _unsupported("tool_choice", "no tool is ever called here: auto or none")
 
 
 def _max_tokens(body: Mapping[str, object]) -> int | None:

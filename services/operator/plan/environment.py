@@ -72,6 +72,7 @@ def common(part: Part, context: Context) -> list[Object]:
             "AGENTCTL_TLS_DIR": TLS,
             "AGENT_INSTRUCTION": part.instruction,
             **_model(part, context),
+            "AGENT_MODEL_CA_FILE": f"{TRUST}/ca.crt" if part.model or part.mcp_servers else "",
             "AGENT_MCP_SERVERS": _servers(part, context),
             **_limits(part.limits or Limits()),
         }
@@ -132,7 +133,6 @@ def _model(part: Part, context: Context) -> dict[str, str]:
     return {
         "AGENT_MODEL": model_of(part, context),
         "OPENAI_BASE_URL": _pool(part.model, context).endpoint or context.settings.stand_in_url,
-        "AGENT_MODEL_CA_FILE": f"{TRUST}/ca.crt",
     }
 
 

@@ -144,3 +144,11 @@ def _effects(field: str, plan: Plan) -> Any:
         if field != "trigger":
             each["metadata"]["annotations"].pop(SPEC_HASH, None)
     return objects, plan.queue
+
+
+def test_an_agent_with_tools_and_no_model_believes_its_tool_servers() -> None:
+    flow = {"inline": "steps: []"}
+    deployed = plan_of(agent(mode="workflow", workflow=flow, mcpServers=["web"]), servers("web", "web"))
+    (container,) = deployed.objects[-1]["spec"]["template"]["spec"]["containers"]
+    told = {each["name"]: each.get("value") for each in container["env"]}
+    assert told["AGENT_MODEL_CA_FILE"] == "/run/agentctl/trust/ca.crt"

@@ -14,7 +14,11 @@ import aiohttp
 import openai
 import pytest
 from aiohttp import web
-from openai.types.chat import ChatCompletionContentPartTextParam, ChatCompletionMessageParam
+from openai.types.chat import (
+    ChatCompletionContentPartTextParam,
+    ChatCompletionMessageParam,
+    ChatCompletionToolParam,
+)
 
 from libs.settings import SettingsError, load
 from services.provider.server import MAX_BODY_BYTES, Provider
@@ -25,6 +29,10 @@ from services.provider.wire import CONTEXT_TOKENS, DISCLOSURE, MODEL
 TEXT = (
     "The fox saw the grapes on the vine. The grapes hung too high for the fox. It rained elsewhere that day."
 )
+TOOL: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}},
+}
 ASK: list[ChatCompletionMessageParam] = [
     {"role": "system", "content": "Summarize."},
     {"role": "user", "content": TEXT},
@@ -99,6 +107,37 @@ async def test_max_tokens_cuts_the_answer():
     assert reply.usage.completion_tokens == 3
 
 
+async def test_what_every_agent_sends_is_taken_and_no_tool_is_called():
+    """Also in the second turn of a conversation in which somebody else has called one."""
+    called: list[ChatCompletionMessageParam] = [
+        *ASK,
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "5"},
+    ]
+    async with client() as api:
+        for messages in (ASK, called):
+            reply = await api.chat.completions.create(
+                model=MODEL,
+                messages=messages,
+                tools=[TOOL],
+                tool_choice="auto",
+                parallel_tool_calls=True,
+                max_completion_tokens=1000,
+                temperature=0.2,
+                top_p=0.9,
+                seed=1,
+                stop=["END"],
+                user="somebody",
+                metadata={"run": "r"},
+            )
+            [choice] = reply.choices
+            assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
+            assert choice.message.content == summarize(TEXT)
+
+
 async def test_text_parts_are_read():
     parts: list[ChatCompletionContentPartTextParam] = [{"type": "text", "text": TEXT}]
     async with client() as api:
@@ -132,7 +171,10 @@ def _bad_requests() -> Iterator[tuple[dict[str, object], str | None, str | None]
         None,
     )
     yield good | {"n": 2}, "n", "unsupported_parameter"
-    yield good | {"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"
+    yield good | {"tools": {"type": "function"}}, "tools", None
+    yield good | {"tools": ["a"]}, "tools", None
+    for insisting in ("required", {"type": "function", "function": {"name": "add"}}):
+        yield good | {"tools": [TOOL], "tool_choice": insisting}, "tool_choice", "unsupported_parameter"
     yield good | {"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"
     yield good | {"response_format": "text"}, "response_format", None
     yield good | {"max_tokens": 0}, "max_tokens", None
