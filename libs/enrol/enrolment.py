@@ -14,13 +14,13 @@ from libs import pki
 from libs.errors import DeniedError, InvalidError, MeshError, PreconditionError, UnauthenticatedError
 from libs.identity import Identity
 from libs.pki import TrustBundle
+from libs.rpc.rotation import beat, pace
 
 from .asking import Claim, ask
 from .settings import Credentials
 
 _log = logging.getLogger(__name__)
 
-_CHECK_SECONDS = 2.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.2, 10.0
 _PATIENCE_SECONDS = 60.0  # a token that is not believed may be one that is just being replaced
 _FOR_GOOD = (DeniedError, InvalidError, PreconditionError)
@@ -38,13 +38,14 @@ async def enrolled(
     administrator: bool = False,
     folder: str = "",
     clock: Callable[[], float] = time.time,
-    check_seconds: float = _CHECK_SECONDS,
+    check_seconds: float | None = None,
 ) -> AsyncIterator[Identity]:
     """Our identity, with a certificate in it, kept fresh while the block runs.
 
     Waits for as long as IdentityService, the token or the published bundle is not there; RefusedError if we
-    are refused for good. Later refusals are logged and tried again. A process with several identities gives
-    each a `folder` below `tls_dir`; they share the key, since they share the token.
+    are refused for good. Later refusals are logged and tried again. Each `check_seconds`, by default at our
+    `pace`, it is looked whether another bundle is published or it is time to renew. A process with several
+    identities gives each a `folder` below `tls_dir`; they share the key, since they share the token.
     """
     identity = Identity(credentials.tls_dir / folder)
     if not credentials.identity_address:
@@ -52,7 +53,7 @@ async def enrolled(
         return
     enrolment = Enrolment(credentials, component, identity, clock, administrator)
     await enrolment.begin()
-    keeper = asyncio.create_task(enrolment.keep(check_seconds))
+    keeper = asyncio.create_task(enrolment.keep(check_seconds or pace(identity)))
     try:
         yield identity
     finally:
@@ -106,7 +107,7 @@ class Enrolment:
         """Follows the published bundle, and renews in time, for ever."""
         tries = 0
         while True:
-            await asyncio.sleep(_delay(tries - 1) if tries else check_seconds)
+            await (asyncio.sleep(_delay(tries - 1)) if tries else beat(check_seconds))
             # As a value, so that nothing ends this: whoever does not renew is soon nobody.
             (outcome,) = await asyncio.gather(self.check(), return_exceptions=True)
             if outcome is None:

@@ -17,13 +17,12 @@ from libs import pki, telemetry
 from libs.identity import Identity, Principal
 from libs.mesh import Component
 
-from .rotation import Files, follow
+from .rotation import Files, follow, pace
 from .status import error_of
 
 _log = logging.getLogger(__name__)
 
 _MAX_MESSAGE = 4 * 1024 * 1024
-_CHECK_SECONDS = 1.0
 _ANSWER_SECONDS = 2.0
 _LINGER_SECONDS = 300.0  # well below the third of its life that a certificate has left when it is renewed
 _RETRY = {
@@ -56,7 +55,7 @@ async def dial(
     server: Principal | None = None,
     timeout: float = 30.0,  # noqa: ASYNC109  (of the calls, not of this)
     own_connection: bool = False,
-    check_seconds: float = _CHECK_SECONDS,
+    check_seconds: float | None = None,
 ) -> AsyncIterator[Channel]:
     """A channel to a component, for generated stubs. Nobody but that component is believed at the address;
     of an agent nobody but `server`, the one pod that the caller means. ValueError if that is not said, or
@@ -64,13 +63,14 @@ async def dial(
 
     Calls fail with the classes of `libs.errors`, subclasses included. A call that is answered by one message
     gets `timeout` if it names none; a stream runs until it ends or is cancelled. UNAVAILABLE is tried again
-    a few times before it is raised. When our certificate changes, new calls use a new connection. Channels
-    of one process share connections unless `own_connection`.
+    a few times before it is raised. When our certificate changes, new calls use a new connection; it is
+    looked for each `check_seconds`, by default at our `pace`. Channels of one process share connections
+    unless `own_connection`.
     """
     files = Files(identity)
     name = _server_name(component, identity, server)
     channel = Channel(name, address, identity, timeout, own_connection)
-    keeper = asyncio.create_task(follow(files, check_seconds, channel.renew))
+    keeper = asyncio.create_task(follow(files, check_seconds or pace(identity), channel.renew))
     try:
         yield channel
     finally:

@@ -17,13 +17,12 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import aio as reflection
 
 from libs import mesh, pki
-from libs.errors import UnavailableError
 from libs.identity import Identity
 from libs.mesh import Component
 
 from .boundary import Doorway, Limits
 from .health import Health
-from .rotation import Files
+from .rotation import Files, beat, pace
 
 _log = logging.getLogger(__name__)
 
@@ -67,13 +66,14 @@ async def serving(
     on_drain: Sequence[Callable[[], None]] = (),
     callers: Mapping[str, frozenset[str]] = mesh.METHODS,
     clock: Callable[[], float] = time.time,
-    check_seconds: float = 1.0,
+    check_seconds: float | None = None,
     ready: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Serving]:
     """Serves what `register` adds, to those whom `callers` lets in, while the block runs.
 
-    Every `check_seconds` it looks for a new certificate and for callers that may not stay, and asks `ready`,
-    which raises UnavailableError, naming the reason, while the component cannot do its job: NOT_SERVING.
+    Every `check_seconds`, by default at its `pace`, it looks for a new certificate and for callers that may
+    not stay. Whoever wants to know how it is makes it ask `ready`, which raises UnavailableError, naming the
+    reason, while the component cannot do its job: NOT_SERVING.
 
     A component whose callers are not `certified` asks none for a certificate, and serves its methods for
     ANONYMOUS and nothing else.
@@ -85,7 +85,7 @@ async def serving(
     if own.role != component.role:
         raise ValueError(f"{own.id} cannot serve as {component.name}")
     doorway = Doorway(identity, callers=callers, clock=clock, certified=component.certified)
-    health = Health()
+    health = Health(ready)
     register(doorway)
     _add_health(doorway, health)
     if component.certified:
@@ -93,8 +93,7 @@ async def serving(
     files = Files(identity)
     carrier = _front(front, doorway, identity, limits)
     bound = await carrier.start(host, port)
-    keeper = asyncio.create_task(_keep(doorway, carrier, files, check_seconds))
-    asker = asyncio.create_task(_ask(ready, health, check_seconds)) if ready else keeper
+    keeper = asyncio.create_task(_keep(doorway, carrier, files, check_seconds or pace(identity)))
     health.set_ready(True)
     address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
     _log.info("%s serves at %s by %s", component.name, address, front)
@@ -106,9 +105,8 @@ async def serving(
         for hook in on_drain:
             hook()
         keeper.cancel()
-        asker.cancel()
         await carrier.stop(limits.drain_seconds)
-        await asyncio.wait({keeper, asker})
+        await asyncio.wait({keeper})
         _log.info("%s is drained", component.name)
 
 
@@ -139,7 +137,7 @@ def _front(name: FrontName, doorway: Doorway, identity: Identity, limits: Limits
 async def _keep(doorway: Doorway, front: Front, files: Files, seconds: float) -> None:
     stale = False
     while True:
-        await asyncio.sleep(seconds)
+        await beat(seconds)
         try:
             doorway.sweep()
             stale = files.changed() or stale
@@ -150,22 +148,6 @@ async def _keep(doorway: Doorway, front: Front, files: Files, seconds: float) ->
                 _log.info("serving with a new certificate")
         except (OSError, ValueError) as error:
             _log.warning("cannot read our certificate or the deny list, trying again: %s", error)
-
-
-async def _ask(ready: Callable[[], Awaitable[None]], health: Health, seconds: float) -> None:
-    told = ""
-    while True:
-        try:
-            await ready()
-        except UnavailableError as error:
-            if str(error) != told:
-                told = str(error)
-                _log.warning("not ready: %s", told)
-            health.set_ready(False)
-        else:
-            told = ""
-            health.set_ready(True)
-        await asyncio.sleep(seconds)
 
 
 def _add_health(doorway: Doorway, health: Health) -> None:

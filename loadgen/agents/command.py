@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .. import processes
-from ..states.footprint import Memory, watch
+from ..states.footprint import Memory, memory
 from .crew import Mode, crew
 
 _SETTLE_SECONDS = 5.0
@@ -29,7 +28,7 @@ class Found:
     wakeups: float
     """A second: how often it gave the processor back of its own accord."""
     calls: float
-    """A minute, to anybody."""
+    """A minute, of coordination, the tool server and the model."""
     memory: Memory
     """Of all together."""
 
@@ -66,31 +65,42 @@ def measure(
     with crew(mode, count, folder, environment) as running:
         time.sleep(_SETTLE_SECONDS)
         pids = [agent.pid for agent in running.agents]
-        calls, wakeups = running.calls(), sum(map(_wakeups, pids))
-        (idle,) = watch([partial(_trees, pids)], seconds)
-        calls, wakeups = running.calls() - calls, sum(map(_wakeups, pids)) - wakeups
+        calls = running.calls()  # outside of the rest, since an agent is asked for some of them
+        began, before = time.monotonic(), _activity(pids)
+        time.sleep(seconds)
+        elapsed, after = time.monotonic() - began, _activity(pids)
+        calls = running.calls() - calls
+        taken = memory([each for pid in pids for each in processes.tree(pid)])
+    share = 1 / count / elapsed
     return Found(
         mode,
         count,
-        millicores=idle.percent * 10 / count,
-        wakeups=wakeups / count / seconds,
-        calls=calls / count / seconds * 60,
-        memory=idle.memory,
+        millicores=(after.milliseconds - before.milliseconds) * share,
+        wakeups=(after.wakeups - before.wakeups) * share,
+        calls=calls * share * 60,
+        memory=taken,
     )
 
 
-def _trees(pids: list[int]) -> list[processes.Process]:
-    return [each for pid in pids for each in processes.tree(pid)]
+@dataclass(frozen=True)
+class Activity:
+    """What all threads of some processes did until now."""
+
+    milliseconds: float
+    """On a processor."""
+    wakeups: int
+    """Voluntary context switches."""
 
 
-def _wakeups(pid: int) -> int:
-    """Voluntary context switches of all its threads until now."""
-    switches = 0
-    for thread in Path(f"/proc/{pid}/task").iterdir():
+def _activity(pids: list[int]) -> Activity:
+    """Linux counts ticks of 10 ms in `stat`, which sleepers slip through, and nanoseconds in `schedstat`."""
+    nanoseconds = wakeups = 0
+    for thread in (each for pid in pids for each in Path(f"/proc/{pid}/task").iterdir()):
+        nanoseconds += int((thread / "schedstat").read_text().split()[0])
         for line in (thread / "status").read_text().splitlines():
             if line.startswith("voluntary_ctxt_switches:"):
-                switches += int(line.split()[1])
-    return switches
+                wakeups += int(line.split()[1])
+    return Activity(nanoseconds / 1e6, wakeups)
 
 
 def _print(found: list[Found]) -> None:

@@ -22,6 +22,7 @@ from ..sweep import own_server
 from .toolserver import URI
 
 _PATIENCE_SECONDS = 30
+_MODEL_CALLS = ("agent_intel_calls_total", "agent_intel_errors_total")
 
 
 class Mode(StrEnum):
@@ -34,7 +35,8 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class Crew:
-    """Agents that are ready, and how often they have called somebody until now."""
+    """Agents that are ready, and how often they have called anybody until now. What parked calls were is
+    known when they are answered."""
 
     agents: list[subprocess.Popen[bytes]]
     calls: Callable[[], int]
@@ -53,7 +55,7 @@ def crew(mode: Mode, count: int, folder: Path | None, environment: Mapping[str, 
             serves = ("loadgen.agents.toolserver", (str(tools),), environment, root / "tools.log")
             stack.enter_context(child(*serves))
             _await_count(tools)
-        agents = []
+        agents, ports = [], []
         for number in range(count):
             pod = f"spiffe://{authority.domain}/ns/load/agent/idle/pod/idle-{number}/{secrets.token_hex(8)}"
             identity = authority.issue(pod, root / f"agent-{number}")
@@ -62,10 +64,11 @@ def crew(mode: Mode, count: int, folder: Path | None, environment: Mapping[str, 
             agent = stack.enter_context(child("services.agent", (), {**environment, **told}, log))
             await_ready(agent, port, log)
             agents.append(agent)
+            ports.append(port)
 
         def calls() -> int:
             asked = _count(tools) if mode is Mode.REACTIVE else 0
-            return coordination.cost().rpcs + asked
+            return coordination.cost().rpcs + asked + sum(map(_model_calls, ports))
 
         yield Crew(agents, calls)
 
@@ -107,6 +110,12 @@ def _await_count(port: int) -> None:
             time.sleep(0.05)
         else:
             return
+
+
+def _model_calls(metrics_port: int) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(_MODEL_CALLS))
 
 
 def _count(port: int) -> int:

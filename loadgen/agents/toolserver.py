@@ -35,7 +35,7 @@ class Counting:
 def main() -> None:
     """Serves until it is stopped."""
     server = MCPServer("idle", log_level="WARNING")
-    server.resource(URI)(lambda: "nothing happens here")
+    server.resource(URI, name="idle")(lambda: "nothing happens here")
     app = Counting(server.streamable_http_app())
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
 

@@ -6,6 +6,7 @@ Configured by its environment alone. --help says how, --capabilities prints the 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from contextlib import AsyncExitStack
@@ -169,8 +170,8 @@ def main() -> None:
 
 def _end(number: int, frame: FrameType | None) -> None:
     """Before there is an agent that could drain. The first process of a container gets no signal that it has
-    no handler for."""
-    sys.exit(Exit.TERMINATED)
+    no handler for. At once, since an exception from here may hit gRPC in the middle of something."""
+    os._exit(Exit.TERMINATED)
 
 
 def _print_capabilities(settings: Settings) -> None:

@@ -17,7 +17,7 @@ from libs.errors import MeshError
 
 _SECONDS = 1.0
 _MAX_BYTES = 1024 * 1024
-_OURS = frozenset(
+OURS = frozenset(
     each.name
     for each in (
         contract.UP,
@@ -46,7 +46,7 @@ class PassedThrough(Collector):
     def __init__(self, session: ClientSession, url: str, *, counts_runs: bool) -> None:
         self._session = session
         self._url = url
-        self._left_out = _OURS | _WRONG | ({contract.RUNS.name} if counts_runs else set())
+        self._left_out = OURS | _WRONG | ({contract.RUNS.name} if counts_runs else set())
         self._families: list[Metric] = []
 
     def collect(self) -> Iterable[Metric]:
