@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -72,6 +73,8 @@ class Result:
                 sys.stdout.flush()
             except OSError as error:  # nobody reads it
                 _log.error("cannot write the result", extra={"reason": str(error)})
+                with open(os.devnull, "wb") as nowhere:  # or Python would try again at its end: exit code 120
+                    os.dup2(nowhere.fileno(), sys.stdout.fileno())
         if self.report_file:
             self._report(run, agent)
 
