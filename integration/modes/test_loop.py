@@ -43,7 +43,7 @@ def test_a_loop_goes_on_through_kills_until_it_is_deleted(home: Home, tools: Too
     until(lambda: not home.pods("loops-on"), "its pod stays")
 
 
-def test_a_deleted_loop_finishes_its_run_and_exits_0(home: Home, tools: ToolServer) -> None:
+def test_a_deleted_loop_finishes_its_run_and_exits_0(home: Home) -> None:
     script = home.start("drained", Say("Done."), is_held=True, **LOOP)
     until(lambda: script.held == 1, "it does not ask")
 
