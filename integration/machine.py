@@ -59,6 +59,7 @@ class Machine:
             **{name: value for name, value in os.environ.items() if not name.startswith(foreign)},
             "AGENTCTL_STATE_DIR": str(self.state),
             "HOME": str(folder),  # where no kubeconfig is
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
         self.planes: list[subprocess.Popen[str]] = []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ STANDIN: dict[str, Any] = {
     "instruction": "Count, then say so.",
     "podTemplate": {
         "spec": {
-            "containers": [{"name": "agent", "command": [sys.executable, "-P", "-m", "libs.testing.agentd"]}]
+            "containers": [{"name": "agent", "command": ["python", "-P", "-m", "libs.testing.agentd"]}]
         }
     },
 }

@@ -163,6 +163,24 @@ spec:
   endpoint: https://provider.agentctl-system.svc.cluster.local.:8443/v1
   models: [agentctl-extractive, org/b:c]
 """,
+    "environment that the contract leaves to the owner": """
+apiVersion: agentctl.dev/v1alpha1
+kind: Agent
+metadata: {name: own}
+spec:
+  mode: once
+  instruction: Summarise the release notes.
+  model: {pool: stand-in}
+  podTemplate:
+    metadata: {labels: {team: a}}
+    spec:
+      containers:
+      - name: agent
+        env:
+        - {name: AGENT_TOOL_TIMEOUT, value: 5s}
+        - {name: OPENAI_API_KEY, valueFrom: {secretKeyRef: {name: provider, key: token}}}
+        - {name: AGENTCTL_LOG_LEVEL, value: DEBUG}
+""",
     "model pool beside it": """
 apiVersion: agentctl.dev/v1alpha1
 kind: ModelPool
