@@ -12,6 +12,7 @@ import pytest
 
 from .kubectl import SYSTEM, Kubectl
 from .operators import Post
+from .world import World, world
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +82,15 @@ def single(kubectl: Kubectl) -> Iterator[None]:
     """The overlay single, installed; afterwards removed."""
     with installed(kubectl, "k8s/overlays/single", "plane"):
         yield
+
+
+@pytest.fixture(scope="module")
+def around(kubectl: Kubectl, single: None) -> Iterator[World]:
+    """A namespace under the overlay single, with a model and a tool server that do as they are told. It lets
+    in only pods that meet the restricted pod security standard."""
+    with _made(kubectl, f"test-{secrets.token_hex(4)}") as namespace:
+        kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+        yield world(kubectl, namespace)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,8 @@ class Person:
     def bind(self, role: str) -> None:
         """The ClusterRole counts for it in its namespace."""
         account = f"--serviceaccount={self._namespace}:{self._name}"
-        self._kubectl("create", "rolebinding", role, f"--clusterrole={role}", account, "-n", self._namespace)
+        words = ("create", "rolebinding", f"{self._name}-{role}", f"--clusterrole={role}", account)
+        self._kubectl(*words, "-n", self._namespace)
 
     def token(self, audience: str = AUDIENCE) -> str:
         words = ("create", "token", self._name, "-n", self._namespace, "--audience", audience)

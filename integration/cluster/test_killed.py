@@ -7,10 +7,7 @@ real pods go on while it is dead. The last test kills the one in the pod, and th
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +15,7 @@ from libs.cluster import Object
 from libs.cluster.kinds import AGENT, AGENT_FLEET, DEPLOYMENT, JOB
 
 from . import foreign
+from .killing import kill, processes
 from .kubectl import SYSTEM, Kubectl
 from .operators import Operator, Post, operator
 from .watching import Watching, accepted, watching
@@ -140,7 +138,7 @@ async def test_a_fleet_deleted_while_no_operator_runs_goes_with_everything(post:
 async def test_the_kubelet_brings_back_a_killed_operator_and_the_rollout_goes_on(
     kubectl: Kubectl, namespace: str
 ) -> None:
-    if not processes(kubectl):
+    if not processes(plane(kubectl), "operator"):
         pytest.skip("the node's processes are not on this machine")
     async with watching(kubectl.kubeconfig, namespace) as seen:
         await seen.cluster.apply(foreign.fleet(namespace, "workers", "one", 2), "test")
@@ -155,8 +153,8 @@ async def test_the_kubelet_brings_back_a_killed_operator_and_the_rollout_goes_on
 
 
 def kill_operator(kubectl: Kubectl, times: int) -> None:
-    """SIGKILL to its container's first process, from outside: nobody inside can. Returns when it is back."""
-    os.kill(min(processes(kubectl)), signal.SIGKILL)
+    """SIGKILL to its container. Returns when it is back."""
+    kill(plane(kubectl), "operator")
     pod = f"pod/{plane(kubectl)['metadata']['name']}"
     operator = '{.status.containerStatuses[?(@.name=="operator")]'
     kubectl.wait(f"jsonpath={operator}.restartCount}}={times}", pod, SYSTEM)
@@ -167,19 +165,3 @@ def plane(kubectl: Kubectl) -> Object:
     """The pod of the overlay single."""
     [pod] = kubectl.get("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=plane")
     return dict(pod)
-
-
-def processes(kubectl: Kubectl) -> list[int]:
-    """Those of the operator's container, if its node is this machine."""
-    statuses = plane(kubectl)["status"]["containerStatuses"]
-    [container] = [each["containerID"] for each in statuses if each["name"] == "operator"]
-    of_container = container.rpartition("/")[2]
-    paths = Path("/proc").glob("[0-9]*/cgroup")
-    return [int(path.parent.name) for path in paths if of_container in _text(path)]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:  # it has ended meanwhile
-        return ""
