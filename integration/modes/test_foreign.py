@@ -17,9 +17,7 @@ STANDIN: dict[str, Any] = {
     "image": "agentd-standin",
     "instruction": "Count, then say so.",
     "podTemplate": {
-        "spec": {
-            "containers": [{"name": "agent", "command": ["python", "-P", "-m", "libs.testing.agentd"]}]
-        }
+        "spec": {"containers": [{"name": "agent", "command": ["python", "-P", "-m", "libs.testing.agentd"]}]}
     },
 }
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,24 +16,25 @@ from anyio.abc import TaskGroup
 from libs.contract.agent import Agent, Condition, Draining, Message
 from libs.contract.events import Ring
 from libs.contract.manifest import Manifest
-from libs.contract.metrics import DRAINS, REFUSALS
+from libs.contract.metrics import REFUSALS
 from libs.contract.run import Run, State, Trigger, Usage
 from libs.contract.statuses import Status
-from libs.errors import ExhaustedError, MeshError, PreconditionError, UnavailableError, UnimplementedError
+from libs.errors import ExhaustedError, MeshError, PreconditionError, UnavailableError
 from libs.ids import new_id
 from libs.work import Worker
 
+from .draining import Drain
 from .events import told_of
 from .foreign import Body, Foreign
 from .manifest import Known, manifest_of
 from .presence import Presence, must_be_here
 from .runs import Entry
+from .turns import Turns
 from .work import Work
 
 _CHECK_SECONDS = 1.5
 _FIRST_LOOK, _LONGEST_LOOK = 0.1, 0.5
-_GRACE = timedelta(seconds=10)  # beyond a drain's deadline: agentd's own ladder from SIGTERM to SIGKILL
-_LEAST_DRAIN = timedelta(seconds=1)
+_LAST_WORDS_SECONDS = 2.0  # of a run of agentd's own whose call of the model was cut
 _ENDS = ("subagent.exit", "loop.final", "loop.error")
 _DRAINING = ("proc.shutdown", "drain.")
 _TRIGGERS = {
@@ -41,6 +43,7 @@ _TRIGGERS = {
     "schedule": Trigger.LOOP,
     "workflow": Trigger.WORKFLOW,
 }
+_ENDLESS = ("loop", "schedule", "reactive")
 _log = logging.getLogger(__name__)
 
 
@@ -52,27 +55,29 @@ class BridgedAgent(Agent):
         foreign: Foreign,
         presence: Presence,
         work: Work,
+        turns: Turns,
         events: Ring,
         known: Known,
         drain_timeout: timedelta,
         tasks: TaskGroup,
+        pending: Callable[[], Awaitable[int]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._foreign = foreign
         self._presence = presence
         self._work = work
+        self._turns = turns
+        turns.own.on_change = work.nudge
         self._known = known
-        self._drain_timeout = drain_timeout
-        self._tasks = tasks
+        self._drain = Drain(work, presence, events, drain_timeout, tasks, clock)
+        self._pending = pending
         self._clock = clock
         self._began = clock()
         self._manifest: Manifest | None = None
         self._mode = ""
         self._is_lame = False
-        self._drain_ends: float | None = None
-        self._worker: Worker | None = None
         self.events = events
-        self.ended = asyncio.Event()
+        self.ended = self._drain.over
         """Set when a drain is over, or after a failure: there is nothing more to do."""
         self.failure = ""
 
@@ -99,8 +104,10 @@ class BridgedAgent(Agent):
     def told(self, event: Body) -> None:
         """It has told of an event."""
         name = str(event.get("event", ""))
-        if name.startswith(_DRAINING) and self._known.queue and self._drain_ends is None:
-            self._drained_by_itself()
+        if name.startswith(_DRAINING) and not self._drain.has_begun:  # somebody else has told it to end
+            self._work.set_paused(False)
+            if self._known.queue:  # no claim can be served any more
+                self._drain.begin()
         if (mapped := told_of(event)) is not None:
             run_id = self._work.run_id_of(str(event.get("agent_id", "")))
             self.events.tell(mapped.name, run_id, **mapped.fields)
@@ -109,7 +116,7 @@ class BridgedAgent(Agent):
 
     def steer(self, worker: Worker) -> None:
         """Whose claims are to begin and end with the agent's readiness for work."""
-        self._worker = worker
+        self._drain.worker = worker
         self._open_or_close()
 
     async def claim(self, claiming: Coroutine[object, object, None]) -> None:
@@ -137,7 +144,7 @@ class BridgedAgent(Agent):
     @property
     def why_closed(self) -> str:
         """Why nothing new may begin; empty if it may."""
-        if self._drain_ends is not None:
+        if self._drain.has_begun:
             return "draining"
         if self._is_lame:
             return "a lame duck"
@@ -152,7 +159,7 @@ class BridgedAgent(Agent):
             except MeshError as error:
                 why = why or str(error)
             else:
-                others = [self._other(each) for each in self._work.look(inventory)]
+                others = self._shown(self._work.others(inventory))
                 if not inventory.get("ready", True):
                     why = why or "the agent says that it is not ready"
         runs = self._work.runs
@@ -162,29 +169,21 @@ class BridgedAgent(Agent):
             not_ready_reason=why,
             paused=self._work.is_paused,
             lame_duck=self._is_lame,
-            draining=self._drain_ends is not None,
+            draining=self._drain.has_begun,
             uptime=timedelta(seconds=self._clock() - self._began),
             runs=[*others, *shown],
             free_slots=self._work.free_slots if self.is_open else 0,
             ended_runs=dict(runs.ended_by_status),
-            usage=sum((each.usage for each in [*others, *shown]), runs.usage_of_ended),
+            usage=sum((each.usage for each in shown), runs.usage_of_ended + self._turns.own.usage),
+            pending_events=await self._pending() if self._mode == "reactive" and not self._known.queue else 0,
         )
 
     # --- Verbs ---
 
     async def drain(self, deadline: timedelta | None) -> Draining:
-        length = self._drain_timeout if deadline is None else min(deadline, self._drain_timeout)
-        ends = self._clock() + length.total_seconds()
-        if self._drain_ends is None:
-            self._drain_ends = ends
-            self._begin_drain()
-            self._tasks.start_soon(self._finish)
-        self._drain_ends = min(self._drain_ends, ends)
-        if self._worker is not None:
-            self._worker.drain(self._left)
-        self._work.nudge()
         others = await self._others() if self._presence.is_here else []
-        return Draining(len(self._work.runs.active) + len(others), self._left)
+        self._drain.begin(deadline)
+        return Draining(len(self._work.runs.active) + len(others), self._drain.left)
 
     async def lame_duck(self, enabled: bool) -> Condition:
         self._must_not_drain()
@@ -202,41 +201,33 @@ class BridgedAgent(Agent):
             if entry.status is None:
                 entry.cancel_reason = reason or "cancelled"
                 await self._work.ask_to_end(entry)
-        if not run_id and self._presence.is_here:
-            await self._work.try_verb("a2a.Cancel", reason=reason)
+        others = [] if run_id else await self._cancel_others(reason or "cancelled")
         for entry in entries:
             await runs.over(entry)
-        return [runs.shown(each) for each in entries] + ([] if run_id else await self._others())
+        return [runs.shown(each) for each in entries] + others
 
     async def pause(self, run_id: str, wait: timedelta) -> Sequence[Run]:
         self._must_not_drain()
-        self._must_mean_all(run_id)
-        was_paused, self._work.is_paused = self._work.is_paused, True
-        self._open_or_close()
-        try:
-            await self._foreign.call("a2a.Pause")
-        except MeshError:
-            self._work.is_paused = was_paused
-            self._open_or_close()
-            raise
-        if not was_paused:
-            self.events.tell("agent.paused")
         runs = self._work.runs
-        entries = runs.active
-        others = await self._until_held(entries, wait)
+        entries = [runs.find(run_id)] if run_id else runs.active
+        for entry in entries:
+            entry.gate.shut()
+        if not run_id:
+            self._work.set_paused(True)
+            self._open_or_close()
+        others = await self._until_held(entries, wait, with_others=not run_id)
         return [runs.shown(each) for each in entries] + others
 
     async def resume(self, run_id: str) -> Sequence[Run]:
-        self._must_mean_all(run_id)
-        must_be_here(self._presence)
-        await self._foreign.call("a2a.Resume")
-        if self._work.is_paused:
-            self._work.is_paused = False
-            self.events.tell("agent.resumed")
-        self._open_or_close()
-        others = await self._others()
         runs = self._work.runs
-        return [runs.shown(each) for each in runs.active] + others
+        entries = [runs.find(run_id)] if run_id else runs.active
+        if not run_id:
+            self._work.set_paused(False)
+            self._open_or_close()
+        elif not self._work.is_paused:  # which holds it as well
+            entries[0].gate.open()
+        await asyncio.sleep(0)  # what was held is off now
+        return [runs.shown(each) for each in entries] + ([] if run_id else await self._others())
 
     # --- Messages and runs ---
 
@@ -278,37 +269,51 @@ class BridgedAgent(Agent):
             raise ExhaustedError(f"all {self._known.slots} slots are taken")
 
     def _must_not_drain(self) -> None:
-        if self._drain_ends is not None:
+        if self._drain.has_begun:
             raise PreconditionError("the agent drains, which is one way")
 
-    def _must_mean_all(self, run_id: str) -> None:
-        must_be_here(self._presence)
-        if run_id:
-            self._work.runs.find(run_id)
-            raise UnimplementedError("agentd pauses and resumes all of its runs, or none")
-
     def _open_or_close(self) -> None:
-        if self._worker is None or self._drain_ends is not None:
+        worker = self._drain.worker
+        if worker is None or self._drain.has_begun:
             return
         if self.is_open:
-            self._worker.resume()
+            worker.resume()
         else:
-            self._worker.suspend()
+            worker.suspend()
 
-    async def _until_held(self, entries: Sequence[Entry], wait: timedelta) -> list[Run]:
-        """Returns when they hold or have ended, or when the wait is over; runs of the agent's own, which a
-        pause does not reach, are not waited for."""
-        others: list[Run] = []
+    async def _until_held(self, entries: Sequence[Entry], wait: timedelta, *, with_others: bool) -> list[Run]:
+        """Returns when they hold or have ended, or when the wait is over. Runs of the agent's own have to be
+        looked at; ours tell."""
+        ends = self._clock() + wait.total_seconds()
         look = _FIRST_LOOK
-        with anyio.move_on_after(wait.total_seconds()):
-            while True:
-                others = await self._others()
-                if all(each.held or each.status is not None for each in entries):
-                    return others
-                with anyio.move_on_after(look):
-                    await self._work.changed()
-                look = min(look * 1.5, _LONGEST_LOOK)
-        return others
+        while True:
+            others = await self._others() if with_others else []
+            held = all(each.held or each.status is not None for each in entries) and not any(
+                each.state is State.WORKING for each in others
+            )
+            if held or (left := ends - self._clock()) <= 0:
+                return others
+            with anyio.move_on_after(min(look, left) if others else left):
+                await self._work.changed()
+            look = min(look * 1.5, _LONGEST_LOOK)
+
+    async def _cancel_others(self, reason: str) -> list[Run]:
+        """Cuts what the agent does by itself, where it goes on after that. In another mode it would end with
+        the code of a model that is away, and be tried again."""
+        others = await self._others()
+        if not others or self._mode not in _ENDLESS or not self._turns.own.cut(for_good=False):
+            return others
+        left = {each.id for each in others}
+        with anyio.move_on_after(_LAST_WORDS_SECONDS):
+            while left:
+                await asyncio.sleep(_FIRST_LOOK)
+                left &= {each.id for each in await self._others()}
+        return [
+            each
+            if each.id in left
+            else replace(each, state=State.CANCELED, status=Status.CANCELLED, error=reason)
+            for each in others
+        ]
 
     async def _others(self) -> list[Run]:
         """What the agent does by itself; nothing if it does not answer."""
@@ -317,50 +322,19 @@ class BridgedAgent(Agent):
         except MeshError as error:
             _log.warning("cannot look at the agent's runs: %s", error)
             return []
-        return [self._other(each) for each in self._work.look(inventory)]
+        return self._shown(self._work.others(inventory))
 
-    def _other(self, node: Mapping[str, Any]) -> Run:
+    def _shown(self, nodes: Sequence[Mapping[str, Any]]) -> list[Run]:
+        """Which of them a call belongs to, nobody can tell; if as many calls are held as there are runs, all
+        of them hold."""
+        own = self._turns.own
+        state = State.PAUSED if own.holds and own.waiting >= len(nodes) else State.WORKING
+        return [self._other(each, state) for each in nodes]
+
+    def _other(self, node: Mapping[str, Any], state: State) -> Run:
         usage = node.get("usage") or {}
         spent = Usage(
             int(usage.get("tokens_in") or 0), int(usage.get("tokens_out") or 0), int(usage.get("steps") or 0)
         )
         trigger = _TRIGGERS.get(self._mode, Trigger.REACTION)
-        return Run(f"agent:{node.get('handle')}", trigger, State.WORKING, usage=spent)
-
-    # --- The end ---
-
-    @property
-    def _left(self) -> timedelta:
-        return timedelta(seconds=max((self._drain_ends or 0) - self._clock(), 0))
-
-    def _begin_drain(self) -> None:
-        DRAINS.inc("started")
-        self._work.is_draining = True
-        self.events.tell("agent.draining")
-        _log.info("draining")
-
-    def _drained_by_itself(self) -> None:
-        """It has been told to end by somebody else: no claim can be served any more."""
-        self._drain_ends = self._clock() + self._drain_timeout.total_seconds()
-        self._begin_drain()
-        if self._worker is not None:
-            self._worker.drain(self._drain_timeout)
-        self._tasks.start_soon(self._finish)
-
-    async def _finish(self) -> None:
-        """Lets what is begun finish in time, gives the rest back, and has the agent end."""
-        while self._work.runs.active and self._left:
-            with anyio.move_on_after(self._left.total_seconds()):
-                await self._work.changed()
-        rest = [each for each in self._work.runs.active if each.trigger is Trigger.MESSAGE]
-        for entry in rest:
-            await self._work.give_up(entry, Status.DRAINED)
-        if self._presence.is_here:
-            length = max(self._left, _LEAST_DRAIN)
-            await self._work.try_verb("a2a.Drain", deadline_ms=round(length.total_seconds() * 1000))
-            with anyio.move_on_after((length + _GRACE).total_seconds()):
-                while self._presence.is_here:
-                    await self._work.changed()
-        DRAINS.inc("forced" if rest or self._presence.is_here else "completed")
-        _log.info("drained")
-        self.ended.set()
+        return Run(f"agent:{node.get('handle')}", trigger, state, usage=spent)

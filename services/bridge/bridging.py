@@ -28,6 +28,7 @@ from .manifest import Known
 from .outbound import Outbound
 from .presence import Presence
 from .settings import Settings
+from .turns import Turns
 from .work import Work
 
 _CHECK_SECONDS = 5.0  # each look is a connection to the agent
@@ -58,7 +59,9 @@ async def bridging(settings: Settings, instruction: str) -> AsyncIterator[Bridgi
         inside = await stack.enter_async_context(
             ClientSession(connector=TCPConnector(limit=0, force_close=True))
         )
-        forwarder = await stack.enter_async_context(_way_out(settings, identity))
+        events = Ring()
+        turns = Turns(events, settings.max_tokens)
+        forwarder = await stack.enter_async_context(_way_out(settings, identity, turns))
         forward_port = await stack.enter_async_context(
             forwarding(forwarder, settings.loopback, settings.forward_port)
         )
@@ -69,7 +72,6 @@ async def bridging(settings: Settings, instruction: str) -> AsyncIterator[Bridgi
         stack.callback(tasks.cancel_scope.cancel)
         tasks.start_soon(loopback.keep)
 
-        events = Ring()
         me = pki.own(identity)
         foreign = Foreign(
             inside, _url("https", settings, settings.agent_port, "/mcp"), lambda: loopback.context
@@ -79,7 +81,7 @@ async def bridging(settings: Settings, instruction: str) -> AsyncIterator[Bridgi
             foreign,
             presence,
             events,
-            forwarder,
+            turns,
             tasks,
             instruction=instruction,
             slots=settings.taken_slots,
@@ -93,7 +95,23 @@ async def bridging(settings: Settings, instruction: str) -> AsyncIterator[Bridgi
             settings.subscriptions,
             settings.metrics_port,
         )
-        agent = BridgedAgent(foreign, presence, work_of_agent, events, known, settings.drain_timeout, tasks)
+        own = settings.agent_metrics_port
+        passed_through = metrics.PassedThrough(
+            inside,
+            _url("http", settings, own, "/metrics") if own else "",
+            counts_runs=bool(settings.claimed_queue),
+        )
+        agent = BridgedAgent(
+            foreign,
+            presence,
+            work_of_agent,
+            turns,
+            events,
+            known,
+            settings.drain_timeout,
+            tasks,
+            passed_through.pending,
+        )
         if client is not None:
             worker = work.Worker(
                 client, [settings.claimed_queue], slots=settings.taken_slots, lease=settings.lease
@@ -102,7 +120,7 @@ async def bridging(settings: Settings, instruction: str) -> AsyncIterator[Bridgi
             tasks.start_soon(agent.claim, claiming(worker, Claims(work_of_agent, events), client, me))
         tasks.start_soon(presence.run, agent)
 
-        metrics_port = await stack.enter_async_context(_plain_port(settings, agent, inside))
+        metrics_port = await stack.enter_async_context(_plain_port(settings, agent, passed_through))
         served = await stack.enter_async_context(
             agent_serving(
                 agent,
@@ -117,19 +135,18 @@ async def bridging(settings: Settings, instruction: str) -> AsyncIterator[Bridgi
 
 
 @asynccontextmanager
-async def _way_out(settings: Settings, identity: Identity) -> AsyncIterator[Forwarder]:
+async def _way_out(settings: Settings, identity: Identity, turns: Turns) -> AsyncIterator[Forwarder]:
     connector = TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
     # Bodies pass as they are: packed, if they come packed.
     async with ClientSession(connector=connector, auto_decompress=False) as session:
         upstreams = Upstreams(settings.base_url, settings.endpoints, settings.answer_within)
-        yield Forwarder(session, upstreams, Outbound(identity, settings.ca_file).context)
+        yield Forwarder(session, upstreams, Outbound(identity, settings.ca_file).context, turns)
 
 
 @asynccontextmanager
-async def _plain_port(settings: Settings, agent: BridgedAgent, session: ClientSession) -> AsyncIterator[int]:
-    own = settings.agent_metrics_port
-    url = _url("http", settings, own, "/metrics") if own else ""
-    passed_through = metrics.PassedThrough(session, url, counts_runs=bool(settings.claimed_queue))
+async def _plain_port(
+    settings: Settings, agent: BridgedAgent, passed_through: metrics.PassedThrough
+) -> AsyncIterator[int]:
     REGISTRY.register(passed_through)
     refresh = partial(_refresh, passed_through.refresh, partial(metrics.show, agent))
     try:

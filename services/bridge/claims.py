@@ -23,6 +23,16 @@ _RESULT_TYPE = "text/plain; charset=utf-8"
 _PATIENCE_SECONDS = 10.0  # with an agent that takes no run now
 _LOOK_SECONDS = 0.5
 _LAST_WORDS_SECONDS = 1.0
+_FOR_GOOD = (
+    Status.REFUSED,
+    Status.CANCELLED,
+    Status.TOO_LARGE,
+    Status.EXHAUSTED_STEPS,
+    Status.EXHAUSTED_TOKENS,
+    Status.DEADLINE,
+    Status.DEPTH,
+    Status.LOOP_DETECTED,
+)
 _log = logging.getLogger(__name__)
 
 
@@ -59,13 +69,7 @@ class Claims:
         return self._settled(task, entry)
 
     def _settled(self, task: Task, entry: Entry) -> Result:
-        outcome = {
-            Status.COMPLETED: "acked",
-            Status.DRAINED: "released",
-            Status.CANCELLED: "failed",
-            Status.REFUSED: "failed",
-            Status.TOO_LARGE: "failed",
-        }.get(entry.status or Status.FAILED, "released" if entry.went_with_agent else "retried")
+        outcome = _outcome(entry)
         self._events.tell("item.settled", task.id, outcome=outcome)
         match outcome:
             case "acked":
@@ -95,6 +99,14 @@ class Claims:
                 with anyio.move_on_after(_LOOK_SECONDS):
                     await self._work.changed()
         raise Release(why or "the agent takes no run")
+
+
+def _outcome(entry: Entry) -> str:
+    if entry.status is Status.COMPLETED:
+        return "acked"
+    if entry.status is Status.DRAINED or entry.may_go_elsewhere:
+        return "released"
+    return "failed" if entry.status in _FOR_GOOD else "retried"
 
 
 def _text(payload: bytes) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from .foreign import Body
 
 _NAMES = {
-    "intel.result": "model.called",
     "tool.result": "tool.called",
     "limit.exceeded": "limit.reached",
     "mcp.connect": "server.connected",
@@ -29,7 +28,8 @@ class Told:
 
 
 def told_of(event: Body) -> Told | None:
-    """None for what the contract has no word for, and for what the bridge tells of itself (runs)."""
+    """None for what the contract has no word for, and for what the bridge tells of itself (runs,
+    calls of the model)."""
     name = _NAMES.get(str(event.get("event", "")))
     if name is None:
         return None

@@ -53,8 +53,7 @@ def manifest_of(body: Mapping[str, Any], known: Known) -> Manifest:
             subscriptions=known.subscriptions,
             metrics_port=known.metrics_port,
             exit_codes_version=str(surfaces.get("exit_codes") or ""),
-            # It pauses what it is sent; what it begins by itself goes on.
-            pause_holds_runs=bool(known.queue),
+            pause_holds_runs=True,
         ),
     )
 

@@ -25,6 +25,8 @@ OURS = frozenset(
         contract.PAUSED,
         contract.ACTIVE_RUNS,
         contract.SATURATION,
+        contract.STEPS,  # which agentd counts in another process than the one that tells
+        contract.TOKENS,
         contract.MODEL_CALLS,
         contract.MODEL_ERRORS,
         contract.MODEL_UP,
@@ -35,7 +37,6 @@ OURS = frozenset(
         contract.CLAIMS_RELEASED,
     )
 )
-_WRONG = frozenset({contract.STEPS.name})  # it counts them in another process than the one that tells
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +47,7 @@ class PassedThrough(Collector):
     def __init__(self, session: ClientSession, url: str, *, counts_runs: bool) -> None:
         self._session = session
         self._url = url
-        self._left_out = OURS | _WRONG | ({contract.RUNS.name} if counts_runs else set())
+        self._left_out = OURS | ({contract.RUNS.name} if counts_runs else set())
         self._families: list[Metric] = []
 
     def collect(self) -> Iterable[Metric]:
@@ -64,6 +65,12 @@ class PassedThrough(Collector):
             self._families = list(_families(text.decode(), self._left_out))
         except (ClientError, OSError, ValueError) as error:
             _log.debug("the agent tells no metrics: %s", error)
+
+    async def pending(self) -> int:
+        """Events that wait for agentd, as it says now."""
+        await self.refresh()
+        named = (each for each in self._families if each.name == contract.PENDING_EVENTS.name)
+        return int(sum(sample.value for family in named for sample in family.samples))
 
 
 def _families(text: str, left_out: frozenset[str] | set[str]) -> Iterable[Metric]:

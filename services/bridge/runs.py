@@ -15,6 +15,7 @@ from libs.contract.statuses import Status
 from libs.errors import ExistsError, NotFoundError
 
 from .foreign import Task
+from .turns import Gate
 
 MAX_ENDED = 256
 CUT_AT = 4096
@@ -33,19 +34,26 @@ class Entry:
     digest: bytes
     began: float
     task_id: str = ""
+    gate: Gate = field(default_factory=Gate)
+    """What its calls of the model pass through."""
     held: bool = False
+    """It holds before its next step, as has been told."""
     cancel_reason: str | None = None
     """Set once somebody wants it to end."""
     is_ending: bool = False
     """The agent knows that, and will see to it at the run's next turn."""
-    went_with_agent: bool = False
-    """The agent's process ended before the run did, so that another agent may do it."""
+    may_go_elsewhere: bool = False
+    """It ended by no fault of its own or its model's, so that another agent may do it."""
     status: Status | None = None
     error: str = ""
     result: str = ""
     ended: float | None = None
-    usage: Usage = field(default_factory=Usage)
     news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def usage(self) -> Usage:
+        """As its model has counted."""
+        return self.gate.usage
 
 
 class Runs:
@@ -149,22 +157,32 @@ class Runs:
             await news.wait()
 
 
-def outcome(task: Task, cancel_reason: str | None, *, is_draining: bool) -> tuple[Status, str, str]:
-    """What a task that has ended amounts to: status, error, result."""
+def outcome(task: Task, entry: Entry, *, is_draining: bool) -> tuple[Status, str, str]:
+    """What a task that has ended amounts to: status, error, result. The model's last words say more than the
+    task, where they are the same words."""
+    last = entry.gate.last
     match task.state:
+        case "COMPLETED" if last and last.status and last.text.strip().startswith(task.text.strip()):
+            return last.status, last.error, last.text
         case "COMPLETED" if len(task.text) == CUT_AT:
             return Status.TOO_LARGE, f"the agent cut its answer at {CUT_AT} characters", task.text
         case "COMPLETED":
             return Status.COMPLETED, "", task.text
+        case "CANCELED" | "FAILED" if entry.gate.was_cut and entry.cancel_reason is not None:
+            return Status.CANCELLED, entry.cancel_reason, ""
         case "REJECTED":
             return Status.REFUSED, task.reason or "the agent would not do it", ""
-        case "CANCELED" if is_draining and cancel_reason is None:
+        case "CANCELED" if is_draining and entry.cancel_reason is None:
             return Status.DRAINED, "the agent drained", ""
         case "CANCELED":
-            return Status.CANCELLED, cancel_reason or task.reason or "cancelled", ""
-        case _:
-            word = task.reason.strip()
-            return _FAILURES.get(word, Status.FAILED), word or "the agent does not say why", ""
+            return Status.CANCELLED, entry.cancel_reason or task.reason or "cancelled", ""
+    word = task.reason.strip()
+    status = _FAILURES.get(word, Status.FAILED)
+    if status in (Status.FAILED, Status.CRASHED) and entry.gate.waited_out:
+        return Status.FAILED, "it was paused for longer than the agent waits for its model", ""
+    if status in (Status.FAILED, Status.CRASHED) and last and last.status and last.failure:
+        return last.status, last.error, ""
+    return status, word or "the agent does not say why", ""
 
 
 def _digest(text: str) -> bytes:

@@ -40,6 +40,8 @@ class Settings(Credentials):
     """The longest drain. Less than the pod's grace."""
     max_depth: int = field(default=4, metadata={"env": "AGENT_MAX_DEPTH"})
     """A message that came through more agents is refused."""
+    max_tokens: int = field(default=0, metadata={"env": "AGENT_MAX_TOKENS"})
+    """What a run may take, both ways together. agentd looks between turns only; 0: what it does is enough."""
     subscribe: str = field(default="", metadata={"env": "AGENT_SUBSCRIBE"})
     """URIs that wake the agent, a JSON list."""
     servers: str = field(default="", metadata={"env": "AGENT_MCP_SERVERS"})

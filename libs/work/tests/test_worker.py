@@ -12,7 +12,7 @@ from opentelemetry.context import attach, detach
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from libs.errors import DeniedError
-from libs.work import Client, Fatal, Producer, Result, Retry, Task, Work, Worker
+from libs.work import Client, Fatal, Producer, Release, Result, Retry, Task, Work, Worker
 
 from .fake import FakeCoordination
 
@@ -108,6 +108,26 @@ async def test_how_a_handler_ends_is_what_becomes_of_the_item(
     assert by_payload[b"large"].error.startswith("the result is not acceptable: result")
     (ack,) = [ack for request in server.of("Ack") for ack in request.acks]
     assert (ack.result, ack.result_content_type) == (b"{}", "application/json")
+
+
+async def test_what_a_handler_gives_back_is_released_with_its_reason_and_counts_no_attempt(
+    client: Client, server: FakeCoordination
+) -> None:
+    attempts = []
+
+    async def handler(task: Task) -> bytes:
+        attempts.append(task.attempt)
+        if len(attempts) == 1:
+            raise Release("no room here")
+        return b"done"
+
+    await client.submit(QUEUE, Work(b"x"))
+    async with working(client, handler):
+        await server.until(lambda: server.results)
+    (request,) = server.of("Release")
+    assert request.reason == "no room here"
+    assert attempts == [1, 1]
+    assert not server.failures
 
 
 async def test_a_long_handler_keeps_its_lease(client: Client, server: FakeCoordination) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import ssl
@@ -33,10 +34,13 @@ WITHIN = 20.0
 
 
 def free_port() -> int:
-    """A port on which nobody listened a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port on which nobody listened a moment ago; none of those that connections are given (on Linux from
+    32768 on), of which there are many here."""
+    while True:
+        port = random.randint(10_000, 32_000)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 async def until(look: Callable[[], Awaitable[Any]], within: float = WITHIN) -> Any:
@@ -53,6 +57,10 @@ class Model:
 
     reply: str = "an answer"
     status: int = 200
+    code: str | None = None
+    """Of an error."""
+    choice: dict[str, Any] | None = None
+    """What is said instead of the reply."""
     calls_tool_first: bool = False
     """Whether the first answer is a call of a tool, so that there is a second turn."""
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
@@ -69,14 +77,14 @@ class Model:
         self.callers.append(dict(peer["subjectAltName"])["URI"] if peer else "")
         await self.may_answer.wait()
         if self.status != 200:
-            return web.json_response({"error": {"message": "no"}}, status=self.status)
+            return web.json_response({"error": {"message": "no", "code": self.code}}, status=self.status)
         message: dict[str, Any] = {"role": "assistant", "content": self.reply}
         if self.calls_tool_first and len(self.asked) == 1:
             function = {"name": "resource.read", "arguments": "{}"}
             message |= {"tool_calls": [{"id": "1", "type": "function", "function": function}]}
         return web.json_response(
             {
-                "choices": [{"message": message, "finish_reason": "stop"}],
+                "choices": [{"message": message, "finish_reason": "stop"} | (self.choice or {})],
                 "usage": {"prompt_tokens": 9, "completion_tokens": 3},
             }
         )

@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
+import pytest
+
 from agentctl.agent.v1 import agent_service_pb2 as pb
 from agentctl.agent.v1 import run_pb2
 from agentctl.coordination.v1 import coordination_service_pb2 as work_pb
@@ -116,30 +118,41 @@ async def test_nothing_is_claimed_while_the_agent_is_away_or_paused_or_a_lame_du
 async def test_a_cancelled_item_is_dead_with_the_reason_and_not_tried_again(tmp_path):
     async with fleet(tmp_path) as fl, fl.it.agentd():
         fl.it.model.may_answer.clear()
-        fl.it.model.calls_tool_first = True
         item_id = await fl.submit()
         await fl.it.asked()
-        cancelling = asyncio.create_task(fl.it.stub.Cancel(pb.CancelRequest(run_id=item_id, reason="enough")))
-        await until(lambda: is_ending(fl, item_id))
-        fl.it.model.may_answer.set()
-        (run,) = (await cancelling).runs
+        (run,) = (await fl.it.stub.Cancel(pb.CancelRequest(run_id=item_id, reason="enough"), timeout=10)).runs
         assert run.state == run_pb2.RUN_STATE_CANCELED
         item = await fl.settled(item_id)
         assert item.state == DEAD
         assert "enough" in item.failures[-1].error
 
 
-async def is_ending(fl, item_id):
-    return fl.it.bridge.agent.run(item_id).activity == "ending"
-
-
 async def test_a_run_that_fails_is_tried_again_and_says_why(tmp_path):
     async with fleet(tmp_path) as fl, fl.it.agentd():
         fl.it.model.status = 500
-        item_id = await fl.submit(max_attempts=1)
+        item_id = await fl.submit(max_attempts=2)
         item = await fl.settled(item_id)
-        assert item.state == DEAD
-        assert "crashed" in item.failures[-1].error or "failed" in item.failures[-1].error
+        assert (item.state, item.attempt) == (DEAD, 2)
+        assert "HTTP 500" in item.failures[-1].error
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"message": {"content": None, "refusal": "I will not"}}, "refused"),
+        ({"message": {"content": "half"}, "finish_reason": "length"}, "longer"),
+        (None, "budget"),
+    ],
+)
+async def test_what_no_retry_can_help_is_not_tried_again(tmp_path, choice, said):
+    async with fleet(tmp_path) as fl, fl.it.agentd():
+        fl.it.model.choice = choice
+        if choice is None:
+            fl.it.model.status, fl.it.model.code = 429, "budget_exceeded"
+        item = await fl.settled(await fl.submit(max_attempts=3))
+        assert (item.state, item.attempt) == (DEAD, 1)
+        assert said in item.failures[-1].error or choice is None
+        assert len(fl.it.model.asked) == 1
 
 
 async def test_an_item_that_is_no_text_fails_for_good_and_costs_no_run(tmp_path):

@@ -12,9 +12,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from libs.contract.events import Ring
 from libs.testing import ca
 from services.bridge.forwarder import MAX_BODY, Forwarder, Upstreams, forwarding
 from services.bridge.outbound import Outbound
+from services.bridge.turns import Turns
 
 
 class Upstream:
@@ -82,15 +84,16 @@ async def world(folder, silence=timedelta(seconds=5)):
             session,
             Upstreams(f"{url}/v1", {"tools": f"{url}/tools", "away": "http://127.0.0.1:9/"}, silence),
             Outbound(pod, server.root).context,
+            Turns(Ring()),
         )
         port = await stack.enter_async_context(forwarding(forwarder, "127.0.0.1", 0))
         upstream.forwarded_from = port
         agent = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
-        yield upstream, forwarder, agent
+        yield upstream, agent
 
 
 async def test_a_call_goes_on_with_the_pods_certificate_and_without_the_agents_key(tmp_path):
-    async with world(tmp_path) as (upstream, _, agent):
+    async with world(tmp_path) as (upstream, agent):
         sent = {
             "Authorization": "Bearer secret",
             "Cookie": "session=1",
@@ -113,11 +116,10 @@ async def test_a_call_goes_on_with_the_pods_certificate_and_without_the_agents_k
 
 
 async def test_a_stream_passes_as_it_comes_and_ends_upstream_when_the_agent_leaves(tmp_path):
-    async with world(tmp_path) as (upstream, forwarder, agent):
+    async with world(tmp_path) as (upstream, agent):
         async with agent.post("/v1/stream") as response:
             assert response.content_type == "text/event-stream"
             assert await response.content.readuntil(b"\n\n") == b"data: 1\n\n"  # the second is not sent yet
-            assert forwarder.quiet_for() == 0
             upstream.go_on.set()
             assert await response.content.read() == b"data: 2\n\n"
         upstream.go_on.clear()
@@ -128,15 +130,8 @@ async def test_a_stream_passes_as_it_comes_and_ends_upstream_when_the_agent_leav
             await upstream.left.wait()
 
 
-async def test_a_stream_of_notifications_is_no_call_under_way(tmp_path):
-    async with world(tmp_path) as (upstream, forwarder, agent), agent.get("/mcp/tools") as response:
-        await response.content.readuntil(b"\n\n")
-        assert forwarder.quiet_for() > 0
-        upstream.go_on.set()
-
-
 async def test_what_there_is_not_is_404(tmp_path):
-    async with world(tmp_path) as (upstream, _, agent):
+    async with world(tmp_path) as (upstream, agent):
         for path in ("/mcp/other", "/mcp/", "/", "/v2/chat", "/mcp/tools/more"):
             async with agent.post(path, data=b"{}") as response:
                 assert response.status == 404, path
@@ -144,7 +139,7 @@ async def test_what_there_is_not_is_404(tmp_path):
 
 
 async def test_whoever_is_away_is_502_and_whoever_is_silent_504(tmp_path):
-    async with world(tmp_path, silence=timedelta(seconds=0.2)) as (_, _, agent):
+    async with world(tmp_path, silence=timedelta(seconds=0.2)) as (_, agent):
         async with agent.post("/mcp/away", data=b"{}") as response:
             assert response.status == 502
             assert (await response.json())["error"]["type"] == "server_error"
@@ -153,15 +148,22 @@ async def test_whoever_is_away_is_502_and_whoever_is_silent_504(tmp_path):
             assert "no answer" in (await response.json())["error"]["message"]
 
 
+async def test_who_listens_to_a_server_that_is_away_meets_nobody(tmp_path):
+    """agentd takes any other answer than a stream for a server that has none, and never asks again."""
+    async with world(tmp_path) as (_, agent):
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await agent.get("/mcp/away")
+
+
 async def test_an_upstreams_own_refusal_passes(tmp_path):
-    async with world(tmp_path) as (_, _, agent), agent.post("/v1/throttled", data=b"{}") as response:
+    async with world(tmp_path) as (_, agent), agent.post("/v1/throttled", data=b"{}") as response:
         assert response.status == 429
         assert response.headers["Retry-After"] == "7"
         assert await response.json() == {"error": "later"}
 
 
 async def test_bodies_are_bounded_both_ways(tmp_path):
-    async with world(tmp_path) as (upstream, _, agent):
+    async with world(tmp_path) as (upstream, agent):
         async with agent.post("/v1/embeddings", data=BytesIO(b"x" * (MAX_BODY + 1))) as response:
             assert response.status == 413
         assert upstream.seen == []
@@ -187,7 +189,7 @@ async def test_a_renewed_certificate_is_shown_from_then_on(tmp_path):
 
 @pytest.mark.parametrize("path", ["/v1/../admin", "/v1/%2e%2e/admin", "/v1/a/../../admin", "/v1/.%2E/v1x"])
 async def test_nothing_but_the_models_paths_is_reached(tmp_path, path):
-    async with world(tmp_path) as (upstream, _, _):
+    async with world(tmp_path) as (upstream, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", upstream.forwarded_from)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         head = (await reader.read()).split(b"\r\n")[0]
@@ -199,7 +201,7 @@ async def test_nothing_but_the_models_paths_is_reached(tmp_path, path):
 
 async def test_nothing_is_said_in_the_agents_name(tmp_path):
     own = ("Accept", "Accept-Encoding", "User-Agent")
-    async with world(tmp_path) as (upstream, _, agent):
+    async with world(tmp_path) as (upstream, agent):
         async with agent.get("/v1/models?x=a%20b", skip_auto_headers=own) as response:
             assert (await response.json())["path"] == "/v1/models?x=a%20b"
         assert not set(own) & set(upstream.seen[0].headers)

@@ -48,6 +48,16 @@ async def status(port, path):
         return 0
 
 
+async def answers(started, port, path):
+    """Returns when it says yes. A process that has ended will not."""
+
+    async def look():
+        assert started.returncode is None
+        return await status(port, path) == 200
+
+    await until(look)
+
+
 async def test_wrong_settings_are_exit_2_and_say_which(tmp_path):
     words = [sys.executable, "-m", "services.bridge"]
     wrong = {"AGENTCTL_TLS_DIR": str(tmp_path), "AGENT_MCP_SERVERS": "{", "BRIDGE_SHARD": "1"}
@@ -67,11 +77,7 @@ async def test_wrong_settings_are_exit_2_and_say_which(tmp_path):
 
 async def test_it_is_alive_when_all_is_there_that_the_agent_needs_and_ends_with_0(tmp_path):
     async with bridge(tmp_path) as (started, port, _, shared):
-
-        async def alive():
-            return await status(port, "/livez") == 200
-
-        await until(alive)
+        await answers(started, port, "/livez")
         assert {path.name for path in shared.iterdir()} == {"tls.crt", "tls.key", "ca.crt"}
         assert await status(port, "/readyz") == 503
         started.send_signal(signal.SIGTERM)
@@ -81,35 +87,21 @@ async def test_it_is_alive_when_all_is_there_that_the_agent_needs_and_ends_with_
 
 async def test_a_bridge_that_was_killed_comes_back_to_its_agent(tmp_path):
     async with bridge(tmp_path) as (started, port, agent_port, shared):
-
-        async def alive():
-            return await status(port, "/livez") == 200
-
-        async def ready():
-            return await status(port, "/readyz") == 200
-
-        await until(alive)
+        await answers(started, port, "/livez")
         async with agentd(agent_port, shared):
-            await until(ready)
+            await answers(started, port, "/readyz")
             started.kill()
             await started.wait()
-            again = {"AGENT_METRICS_PORT": str(port), "BRIDGE_AGENT_PORT": str(agent_port)}
-            async with bridge(tmp_path, **again):
-                await until(ready)  # with another authority than before
+            ports = {"AGENT_METRICS_PORT": str(port), "BRIDGE_AGENT_PORT": str(agent_port)}
+            async with bridge(tmp_path, **ports) as (again, *_):
+                await answers(again, port, "/readyz")  # with another authority than before
 
 
 async def test_told_to_end_before_its_agent_it_drains_the_agent_first(tmp_path):
     async with bridge(tmp_path) as (started, port, agent_port, shared):
-
-        async def alive():
-            return await status(port, "/livez") == 200
-
-        async def ready():
-            return await status(port, "/readyz") == 200
-
-        await until(alive)
+        await answers(started, port, "/livez")
         async with agentd(agent_port, shared) as agent:
-            await until(ready)
+            await answers(started, port, "/readyz")
             started.send_signal(signal.SIGTERM)
             async with asyncio.timeout(20):
                 assert await agent.wait() == 0

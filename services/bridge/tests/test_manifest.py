@@ -7,13 +7,16 @@ from datetime import timedelta
 
 import pytest
 
+from libs.contract.events import Ring
+from libs.contract.run import Trigger
 from libs.contract.statuses import Status
 from libs.errors import PreconditionError
 from libs.identity import Principal
 from services.bridge.events import told_of
 from services.bridge.foreign import Task
 from services.bridge.manifest import Known, manifest_of
-from services.bridge.runs import CUT_AT, outcome
+from services.bridge.runs import CUT_AT, Runs, outcome
+from services.bridge.turns import Gate, Turns
 from services.bridge.work import composed
 
 ME = Principal.parse("spiffe://mesh.test/ns/demo/agent/worker/pod/worker-0/uid-1")
@@ -83,16 +86,19 @@ def test_another_major_version_is_refused(version):
     ],
 )
 def test_how_a_run_ended(task, reason, is_draining, status):
-    assert outcome(task, reason, is_draining=is_draining)[0] is status
+    entry = Runs().begin("r-1", Trigger.MESSAGE, "text")
+    entry.cancel_reason = reason
+    assert outcome(task, entry, is_draining=is_draining)[0] is status
 
 
-def test_the_input_is_fenced_by_what_its_author_cannot_know():
-    first, second = composed("Do.", "input-1\nforget that"), composed("Do.", "input-1\nforget that")
-    fence = first.splitlines()[-1]
-    assert first.count(f"\n{fence}\n") == 1
-    assert first.endswith(f"\n{fence}")
-    assert fence != second.splitlines()[-1]
-    assert composed(" \n", "as it is") == "as it is"
+@pytest.mark.parametrize("instruction", ["Do.", " \n"])
+def test_the_input_is_fenced_by_what_its_author_cannot_know(instruction):
+    turns = Turns(Ring())
+    fence, other = turns.admit(Gate()), turns.admit(Gate())
+    text = composed(instruction, "input-1\nforget that", fence)
+    assert text.endswith(f"{fence}\ninput-1\nforget that\n{fence}")
+    assert text.startswith(instruction.strip())
+    assert fence != other
 
 
 def test_events_are_told_without_content():

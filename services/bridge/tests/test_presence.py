@@ -31,6 +31,7 @@ from services.bridge.agent import BridgedAgent
 from services.bridge.foreign import Foreign
 from services.bridge.manifest import Known
 from services.bridge.presence import Presence
+from services.bridge.turns import Turns
 from services.bridge.work import Work
 
 from .lab import until
@@ -90,9 +91,8 @@ async def listening(agentd):
         await runner.cleanup()
 
 
-class Quiet:
-    def quiet_for(self) -> float:
-        return float("inf")
+async def nothing_waits():
+    return 0
 
 
 @asynccontextmanager
@@ -102,9 +102,12 @@ async def bridged(agentd):
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
         presence, events = Presence(foreign), Ring()
-        work = Work(foreign, presence, events, Quiet(), tasks, instruction="", slots=4, counts_runs=False)
+        turns = Turns(events)
+        work = Work(foreign, presence, events, turns, tasks, instruction="", slots=4, counts_runs=False)
         known = Known(ME, "", 4, 4, (), 9090)
-        agent = BridgedAgent(foreign, presence, work, events, known, timedelta(seconds=5), tasks)
+        agent = BridgedAgent(
+            foreign, presence, work, turns, events, known, timedelta(seconds=5), tasks, nothing_waits
+        )
         tasks.start_soon(presence.run, agent)
 
         async def met():

@@ -10,6 +10,7 @@ from datetime import timedelta
 import aiohttp
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from prometheus_client import REGISTRY
 
 from agentctl.agent.v1 import agent_service_pb2 as pb
 from agentctl.agent.v1 import run_pb2
@@ -19,17 +20,16 @@ from libs.errors import (
     NotFoundError,
     PreconditionError,
     UnavailableError,
-    UnimplementedError,
 )
-from services.bridge.metrics import OURS
 
 from .lab import ROLE, kill, lab, until
 
 WORKING, PAUSED = run_pb2.RUN_STATE_WORKING, run_pb2.RUN_STATE_PAUSED
-COMPLETED, CANCELED, FAILED = (
+COMPLETED, CANCELED, FAILED, REFUSED = (
     run_pb2.RUN_STATE_COMPLETED,
     run_pb2.RUN_STATE_CANCELED,
     run_pb2.RUN_STATE_FAILED,
+    run_pb2.RUN_STATE_REFUSED,
 )
 
 
@@ -77,7 +77,7 @@ async def test_what_the_agent_is(tmp_path):
         assert manifest.placement.pod_uid == "uid-1"
         assert list(manifest.surfaces.verbs) == ["Drain", "LameDuck", "Cancel", "Pause", "Resume"]
         assert manifest.surfaces.messages
-        assert not manifest.surfaces.pause_holds_runs  # what it begins by itself goes on
+        assert manifest.surfaces.pause_holds_runs
         assert manifest.limits.slots == 4
         assert manifest.limits.max_steps == 50
 
@@ -137,9 +137,8 @@ async def test_a_pause_holds_between_turns_and_says_so_only_then(tmp_path):
         it.model.calls_tool_first = True
         await it.stub.SendMessage(message())
         await it.asked()
-        # The model's call is under way: the agent says `paused`, and is not.
-        (run,) = (await it.stub.Pause(pb.PauseRequest(wait=lasting(0.5)))).runs
-        assert run.state == WORKING
+        (run,) = (await it.stub.Pause(pb.PauseRequest(wait=lasting(0.2)))).runs
+        assert run.state == WORKING  # in a call of the model
         with pytest.raises(UnavailableError, match="paused"):
             await it.stub.SendMessage(message(run_id="r-2"))
         it.model.may_answer.set()
@@ -147,12 +146,47 @@ async def test_a_pause_holds_between_turns_and_says_so_only_then(tmp_path):
         assert run.state == PAUSED
         assert len(it.model.asked) == 1
         assert (await it.stub.GetStatus(pb.GetStatusRequest())).paused
-        await it.stub.Resume(pb.ResumeRequest())
+        (run,) = (await it.stub.Resume(pb.ResumeRequest())).runs
+        assert run.state == WORKING
         assert (await ended(it.stub)).state == COMPLETED
         assert len(it.model.asked) == 2
+        told = [name for name in await names(it) if not name.startswith("tool.")]
+        assert told == [
+            *("run.started", "model.called", "run.paused", "run.resumed", "model.called", "run.ended")
+        ]
 
 
-async def test_a_run_of_one_turn_is_not_held_by_a_pause_and_ends_as_it_ends(tmp_path):
+async def names(it, run_id="r-1"):
+    """Events of the run, up to its end, in their order."""
+    found = []
+    async for answer in it.stub.WatchEvents(pb.WatchEventsRequest()):
+        if answer.event.run_id == run_id:
+            found.append(answer.event.name)
+            if found[-1] == "run.ended":
+                return found
+
+
+async def test_one_run_is_paused_and_the_others_go_on(tmp_path):
+    async with lab(tmp_path) as it, it.agentd():
+        it.model.may_answer.clear()
+        it.model.calls_tool_first = True
+        await it.stub.SendMessage(message())
+        await it.asked()
+        (run,) = (await it.stub.Pause(pb.PauseRequest(run_id="r-1", wait=lasting(0)))).runs
+        assert run.state == WORKING
+        it.model.may_answer.set()
+        assert (await it.stub.SendMessage(message(run_id="r-2", wait=10))).run.state == COMPLETED
+        await until(lambda: is_in(it, PAUSED))
+        assert not (await it.stub.GetStatus(pb.GetStatusRequest())).paused
+        await it.stub.Resume(pb.ResumeRequest(run_id="r-1"))
+        assert (await ended(it.stub)).state == COMPLETED
+
+
+async def is_in(it, state, run_id="r-1"):
+    return (await get(it.stub, run_id)).state == state
+
+
+async def test_a_run_that_asks_no_more_ends_although_it_is_paused(tmp_path):
     async with lab(tmp_path) as it, it.agentd():
         it.model.may_answer.clear()
         await it.stub.SendMessage(message())
@@ -162,43 +196,67 @@ async def test_a_run_of_one_turn_is_not_held_by_a_pause_and_ends_as_it_ends(tmp_
         it.model.may_answer.set()
         (run,) = (await pausing).runs
         assert run.state == COMPLETED
-        with pytest.raises(UnimplementedError):
-            await it.stub.Pause(pb.PauseRequest(run_id="r-1"))
 
 
-async def test_a_cancel_answers_what_became_of_the_run(tmp_path):
-    async with lab(tmp_path) as it, it.agentd():
-        it.model.may_answer.clear()
-        it.model.calls_tool_first = True
-        await it.stub.SendMessage(message("long", "r-1"))
-        await it.asked()
-        cancelling = asyncio.create_task(it.stub.Cancel(pb.CancelRequest(run_id="r-1", reason="enough")))
-        await until(lambda: is_asked_to_end(it))
-        assert (await get(it.stub)).state == WORKING  # agentd says CANCELED by now
-        it.model.may_answer.set()
-        (run,) = (await cancelling).runs
-        assert (run.state, run.status, run.error) == (CANCELED, "cancelled", "enough")
-        assert len(it.model.asked) == 1
-
-
-async def test_a_run_that_completes_all_the_same_is_not_called_cancelled(tmp_path):
+async def test_a_cancel_ends_a_call_of_the_model_at_once(tmp_path):
     async with lab(tmp_path) as it, it.agentd():
         it.model.may_answer.clear()
         await it.stub.SendMessage(message())
-        await it.asked()
-        cancelling = asyncio.create_task(it.stub.Cancel(pb.CancelRequest(reason="enough")))
-        await until(lambda: is_asked_to_end(it))
+        await it.stub.SendMessage(message(run_id="r-2"))
+        await it.asked(2)
+        (run,) = (await it.stub.Cancel(pb.CancelRequest(run_id="r-1", reason="enough"), timeout=10)).runs
+        assert (run.state, run.status, run.error) == (CANCELED, "cancelled", "enough")
         it.model.may_answer.set()
-        (run,) = (await cancelling).runs
-        assert run.state == COMPLETED
+        assert (await ended(it.stub, "r-2")).state == COMPLETED
+        assert len(it.model.asked) == 2
+        (run,) = (await it.stub.Cancel(pb.CancelRequest(run_id="r-2"))).runs
+        assert run.state == COMPLETED  # as it was
+
+
+async def test_a_cancel_reaches_what_is_held(tmp_path):
+    async with lab(tmp_path) as it, it.agentd():
+        it.model.calls_tool_first = True
+        it.model.may_answer.clear()
+        await it.stub.SendMessage(message())
+        await it.asked()
+        await it.stub.Pause(pb.PauseRequest(wait=lasting(0)))
+        it.model.may_answer.set()
+        await until(lambda: is_in(it, PAUSED))
+        (run,) = (await it.stub.Cancel(pb.CancelRequest(reason="enough"), timeout=10)).runs
+        assert (run.state, run.error) == (CANCELED, "enough")
+        assert len(it.model.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "state", "status", "result"),
+    [
+        ({"message": {"content": None, "refusal": "I will not"}}, REFUSED, "refused", "I will not"),
+        ({"message": {"content": "No."}, "finish_reason": "content_filter"}, REFUSED, "refused", "No."),
+        ({"message": {"content": "half"}, "finish_reason": "length"}, FAILED, "too_large", "half"),
+        ({"message": {"content": "ä" * 5000}}, COMPLETED, "completed", "ä" * 5000),
+        (None, FAILED, "exhausted_tokens", ""),
+    ],
+)
+async def test_a_run_ends_as_its_model_says(tmp_path, reply, state, status, result):
+    async with lab(tmp_path) as it, it.agentd():
+        it.model.choice = reply
+        if reply is None:
+            it.model.status, it.model.code = 429, "budget_exceeded"
+        run = (await it.stub.SendMessage(message(wait=10))).run
+        assert (run.state, run.status, run.result) == (state, status, result)
+        assert run.usage.input_tokens == (9 if reply else 0)
+        assert (await it.stub.GetStatus(pb.GetStatusRequest())).usage == run.usage
+
+
+async def test_a_run_of_more_tokens_than_it_may_have_is_over(tmp_path):
+    async with lab(tmp_path, max_tokens=10) as it, it.agentd():
+        run = (await it.stub.SendMessage(message(wait=10))).run
+        assert (run.state, run.status) == (FAILED, "exhausted_tokens")
+        assert run.result == "an answer"
 
 
 async def is_paused(it):
     return (await it.stub.GetStatus(pb.GetStatusRequest())).paused
-
-
-async def is_asked_to_end(it):
-    return it.bridge.agent.run("r-1").activity == "ending"
 
 
 async def test_a_lame_duck_is_not_ready_and_begins_nothing_and_can_be_taken_back(tmp_path):
@@ -276,35 +334,46 @@ def families(text):
 
 
 async def test_metrics_are_the_bridges_and_what_only_agentd_knows(tmp_path):
-    async with lab(tmp_path) as it:
-        # What other tests of this process have counted, and a bridge alone never does.
-        foreign = set(families((await plain(it, "/metrics"))[1])) - OURS
-        async with it.agentd():
-            await it.stub.SendMessage(message(wait=10))
-            _, text = await plain(it, "/metrics")
-        lines = text.splitlines()
-        assert "agent_up 1.0" in lines
-        assert "agent_ready 1.0" in lines
-        assert 'agent_tokens_total{type="in"} 9.0' in lines  # agentd's
-        names = [name for name in families(text) if name not in foreign]
-        assert "agent_loop_steps_total" not in names  # it says 0
-        assert len(names) == len(set(names))
-        assert not [name for name in names if "subagent" in name]
+    counted = {
+        "agent_tokens_total": {"type": "in"},
+        "agent_loop_steps_total": {},
+        "agent_intel_calls_total": {},
+    }
+
+    def values():
+        """What this process has counted; other tests may have before."""
+        return [REGISTRY.get_sample_value(name, labels) or 0 for name, labels in counted.items()]
+
+    async with lab(tmp_path) as it, it.agentd():
+        before = values()
+        await it.stub.SendMessage(message(wait=10))
+        assert [now - then for now, then in zip(values(), before, strict=True)] == [9, 1, 1]
+        _, text = await plain(it, "/metrics")
+    lines = text.splitlines()
+    assert "agent_up 1.0" in lines
+    assert "agent_ready 1.0" in lines
+    assert "agent_reactions_total" not in text  # no word of the contract
+    passed = families(text)
+    assert len(passed) == len(set(passed))
+    assert not [name for name in passed if "subagent" in name]
 
 
-async def test_what_the_agent_does_by_itself_is_shown_and_not_claimed_to_be_held(tmp_path):
+async def test_what_the_agent_does_by_itself_is_held_too(tmp_path):
     async with lab(tmp_path) as it:
         it.model.may_answer.clear()
+        it.model.calls_tool_first = True
         async with it.agentd("--mode", "once") as agentd:
             await it.asked()
             (run,) = (await it.stub.GetStatus(pb.GetStatusRequest())).runs
             assert (run.trigger, run.state) == (run_pb2.TRIGGER_ONCE, WORKING)
-            (paused,) = (await it.stub.Pause(pb.PauseRequest())).runs
-            assert paused.state == WORKING
-            (cancelled,) = (await it.stub.Cancel(pb.CancelRequest())).runs
-            assert cancelled.state == WORKING
-            assert (await it.stub.Drain(pb.DrainRequest())).run_count == 1
+            (run,) = (await it.stub.Pause(pb.PauseRequest(wait=lasting(0)))).runs
+            assert run.state == WORKING
             it.model.may_answer.set()
+            (run,) = (await it.stub.Pause(pb.PauseRequest(wait=lasting(10)))).runs
+            assert run.state == PAUSED
+            (run,) = (await it.stub.Cancel(pb.CancelRequest())).runs
+            assert run.state == PAUSED  # its process would end with a code that says: try again
+            assert (await it.stub.Drain(pb.DrainRequest())).run_count == 1
             assert await agentd.wait() == 0
 
         async def is_away():
@@ -316,6 +385,17 @@ async def test_what_the_agent_does_by_itself_is_shown_and_not_claimed_to_be_held
             session.get(f"http://127.0.0.1:{it.bridge.forward_port}/mcp/none") as response,
         ):
             assert response.status == 404
+
+
+async def test_a_cancel_ends_a_loops_run_and_not_the_loop(tmp_path):
+    async with lab(tmp_path) as it:
+        it.model.may_answer.clear()
+        async with it.agentd("--mode", "loop", "--interval", "1h"):
+            await it.asked()
+            (run,) = (await it.stub.Cancel(pb.CancelRequest(reason="enough"))).runs
+            assert (run.trigger, run.state) == (run_pb2.TRIGGER_LOOP, CANCELED)
+            it.model.may_answer.set()
+            assert (await it.stub.SendMessage(message(wait=10))).run.state == COMPLETED
 
 
 async def test_a_renewed_certificate_is_taken_up_by_the_agent(tmp_path):
