@@ -33,6 +33,9 @@ PLANE = Component("plane", 7413)
 AGENT = Component("agent", 7414, role="agent")
 """Every agent's pod. There are many, so who dials one says which it means."""
 
+APISERVER = Component("apiserver", 7415)
+ADMISSION = Component("admission", 7416)
+
 ANONYMOUS = "anonymous"
 """The role of a caller without a certificate."""
 
@@ -45,6 +48,8 @@ _STEERING = frozenset({"cp/apiserver", "cp/gateway"})
 _WATCHING = _PEOPLE | _STEERING | {"cp/operator"}
 
 _AGENT = "/agentctl.agent.v1.AgentService/"
+_MANAGEMENT = "/agentctl.management.v1.ManagementService/"
+_ADMISSION = "/agentctl.admission.v1.AdmissionService/"
 _OPERATOR = "/agentctl.operator.v1.OperatorService/"
 _RESOURCES = "/agentctl.resource.v1.ResourceService/"
 _COORDINATION = "/agentctl.coordination.v1.CoordinationService/"
@@ -68,6 +73,13 @@ METHODS: dict[str, frozenset[str]] = {
     _AGENT + "GetRun": _STEERING,
     _AGENT + "ListRuns": _STEERING,
     _AGENT + "WatchRun": _STEERING,
+    _MANAGEMENT + "Drain": _PEOPLE,
+    _MANAGEMENT + "LameDuck": _PEOPLE,
+    _MANAGEMENT + "Cancel": _PEOPLE,
+    _MANAGEMENT + "Pause": _PEOPLE,
+    _MANAGEMENT + "Resume": _PEOPLE,
+    _MANAGEMENT + "GetStatus": _PEOPLE,
+    _ADMISSION + "Review": _PEOPLE | {"cp/plane"},
     _OPERATOR + "Render": _PEOPLE,
     _OPERATOR + "Reconcile": _PEOPLE,
     _OPERATOR + "GetStatus": _PEOPLE,

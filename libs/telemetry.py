@@ -27,6 +27,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import CONTENT_TYPE_LATEST, Histogram, disable_created_metrics, generate_latest
 
+from libs.audit import LOGGER as _AUDIT
 from libs.errors import MeshError
 
 # A second series for each counter and histogram, which nobody reads.
@@ -101,7 +102,7 @@ class Sparing(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if self._second != (second := int(record.created)):
             self._second, self._passed = second, 0
-        if self._passed >= self._most and record.levelno < logging.CRITICAL:
+        if self._passed >= self._most and record.levelno < logging.CRITICAL and record.name != _AUDIT:
             self._left_out += 1
             return False
         self._passed += 1

@@ -63,9 +63,11 @@ class Rules:
     system_namespace: str = "agentctl-system"
     components: Mapping[str, frozenset[str]] = field(
         default_factory=lambda: {
+            "admission": frozenset({"admission"}),
+            "apiserver": frozenset({"apiserver"}),
             "coordination": frozenset({"coordination"}),
             "provider": frozenset({"provider"}),
-            "plane": frozenset({"coordination", "plane", "provider"}),
+            "plane": frozenset({"admission", "apiserver", "coordination", "plane", "provider"}),
         }
     )
 

@@ -1,0 +1,44 @@
+"""Who did what to whom, and what came of it: one line of the log each, and a counter."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from prometheus_client import Counter
+
+Decision = Literal["allowed", "denied"]
+
+_EVENTS = Counter(
+    "agentctl_audit_events_total", "Audited events by name and decision.", ("event", "decision")
+)
+LOGGER = "agentctl.audit"
+"""Its lines are never left out, whatever the log level and however many there are."""
+
+_log = logging.getLogger(LOGGER)
+_log.setLevel(logging.INFO)
+
+
+def record(
+    event: str,
+    *,
+    who: str,
+    what: str,
+    target: str,
+    decision: Decision,
+    outcome: str = "",
+    reason: str = "",
+) -> None:
+    """`event` is a word of the caller's code, so that labels are bounded; `target` is namespace/kind/name. The
+    trace, if there is one, and the connection's caller come with every line of the log."""
+    _EVENTS.labels(event, decision).inc()
+    fields = {
+        "event": event,
+        "who": who,
+        "what": what,
+        "target": target,
+        "decision": decision,
+        "outcome": outcome,
+        "reason": reason,
+    }
+    _log.info("%s %s %s by %s", what, target, decision, who, extra={k: v for k, v in fields.items() if v})

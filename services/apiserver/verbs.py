@@ -1,0 +1,133 @@
+"""The verbs, whom they mean, and what becomes of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import IntEnum, StrEnum
+
+from libs.cluster import Access
+from libs.contract.run import Run
+from libs.errors import InvalidError
+
+GROUP = "management.agentctl.dev"
+DEFAULT_DEADLINE = timedelta(seconds=30)
+SHORTEST_DEADLINE, LONGEST_DEADLINE = timedelta(seconds=1), timedelta(hours=1)
+MAX_REASON_BYTES = 1024
+
+
+class Verb(StrEnum):
+    """The value is the subresource of kubectl and RBAC."""
+
+    DRAIN = "drain"
+    LAME_DUCK = "lame-duck"
+    CANCEL = "cancel"
+    PAUSE = "pause"
+    RESUME = "resume"
+
+
+class Kind(StrEnum):
+    """What a target is. The value is the resource of kubectl and RBAC."""
+
+    AGENT = "agents"
+    FLEET = "agentfleets"
+
+
+class Stage(IntEnum):
+    """How far a verb has come at one pod; the numbers are the wire's."""
+
+    FAILED = 1
+    WOULD = 2
+    ACCEPTED = 3
+    IN_EFFECT = 4
+    FINISHED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An agent or a fleet, or one pod of it."""
+
+    kind: Kind
+    namespace: str
+    name: str
+    pod: str = ""
+
+    def __str__(self) -> str:
+        pod = f" pod {self.pod}" if self.pod else ""
+        return f"{self.namespace}/{self.kind}/{self.name}{pod}"
+
+    def access(self, subresource: str, verb: str = "create") -> Access:
+        """What a SubjectAccessReview asks of who wants it."""
+        return Access(verb, GROUP, self.kind, self.namespace, self.name, subresource)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A verb, for whom, and how."""
+
+    verb: Verb
+    target: Target
+    reason: str = ""
+    dry_run: bool = False
+    until: Stage = Stage.ACCEPTED
+    deadline: timedelta = DEFAULT_DEADLINE
+    run_id: str = ""
+    """Of cancel, pause and resume."""
+    undo: bool = False
+    """Of lame-duck."""
+    grace: timedelta | None = None
+    """Of drain."""
+
+    def check(self) -> None:
+        """InvalidError names what is wrong."""
+        wrong: dict[str, str] = {}
+        for name, value in (("namespace", self.target.namespace), ("name", self.target.name)):
+            if not value:
+                wrong[name] = "is required"
+        if len(self.reason.encode()) > MAX_REASON_BYTES:
+            wrong["reason"] = f"at most {MAX_REASON_BYTES} bytes"
+        if self.until < Stage.ACCEPTED:
+            wrong["until"] = "accepted, in effect or finished"
+        if not SHORTEST_DEADLINE <= self.deadline <= LONGEST_DEADLINE:
+            wrong["deadline"] = "1 second to 1 hour"
+        if self.run_id and self.verb not in (Verb.CANCEL, Verb.PAUSE, Verb.RESUME):
+            wrong["run_id"] = f"{self.verb} means whole agents"
+        if self.undo and self.verb is not Verb.LAME_DUCK:
+            wrong["undo"] = f"{self.verb} cannot be undone by itself"
+        if self.grace is not None and (self.verb is not Verb.DRAIN or self.grace < timedelta(0)):
+            wrong["grace"] = "of drain only, and not negative"
+        if wrong:
+            raise InvalidError(violations=wrong)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of it at one pod."""
+
+    pod: str
+    pod_uid: str
+    stage: Stage
+    reason: str = ""
+    """Of a failure, for programs: an error's reason."""
+    message: str = ""
+    run_count: int = 0
+    runs: Sequence[Run] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of it at each pod, by name."""
+
+    outcomes: Sequence[Outcome]
+    until: Stage
+
+    @property
+    def done(self) -> int:
+        """How many came as far as was asked. Of a dry run, how many would be asked."""
+        return sum(each.stage >= self.until or each.stage is Stage.WOULD for each in self.outcomes)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of them did."""
+        return self.done == len(self.outcomes)
