@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from libs.exits import Exit
-
-from .fleet import free_port
+from libs.testing.ports import free_port
 
 _ALIVE_SECONDS = 15.0
 _FLAGS = {
@@ -31,7 +30,6 @@ _FLAGS = {
     "AGENT_DEADLINE": "--deadline",
     "AGENT_DRAIN_TIMEOUT": "--drain-timeout",
     "AGENT_RUN_ID": "--run-id",
-    "AGENT_REPORT_FILE": "--report-file",
     "AGENT_LOOP_INTERVAL": "--interval",
 }
 _TOGETHER = ("setpriv", "--pdeathsig", "KILL", "--")  # a pod that is killed leaves nobody behind
@@ -42,9 +40,6 @@ def main() -> int:
     if sys.argv[1:]:
         return Exit.USAGE
     given = os.environ
-    told: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: told.append(received))
     with tempfile.TemporaryDirectory(prefix="bridged-") as folder:
         own = {
             "BRIDGE_SHARED_DIR": f"{folder}/shared",
@@ -57,10 +52,9 @@ def main() -> int:
         if not _is_alive(bridge, int(given["AGENT_METRICS_PORT"])):
             return bridge.wait()
         agent = _started("libs.testing.agentd", *_words(given, own), environment=_variables(given, own))
-        while (code := agent.poll()) is None:
-            if told:
-                agent.send_signal(told.pop())
-            time.sleep(0.02)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda received, _: agent.send_signal(received))
+        code = agent.wait()
         bridge.terminate()
         bridge.wait()
         return code

@@ -11,6 +11,7 @@ from ..machine import until
 from ..scripted import Fail, Reply, Say, Use
 from ..toolserver import RESOURCE, ToolServer
 from .home import NAMESPACE, Home
+from .test_once import used
 
 STANDIN: dict[str, Any] = {
     "contract": "agentd-1",
@@ -54,11 +55,12 @@ def test_a_fleet_works_off_its_queue_also_when_its_agent_is_killed(home: Home, t
 
 
 @pytest.mark.parametrize(
-    ("name", "replies", "limits", "calls", "codes", "intent"),
+    ("name", "replies", "limits", "codes", "intent", "reason", "steps"),
     [
-        ("completes", [Use("count"), Say("I have counted.")], {}, 1, [0], "complete"),
-        ("exceeds", [Use("count", {"text": str(n)}) for n in range(9)], {"maxSteps": 2}, 2, [7], "policy"),
-        ("without", [Fail(500)], {}, 0, [4, 4], "retriable"),
+        ("completes", [Use("count"), Say("I have counted.")], {}, [0], "complete", "completed", 2),
+        ("exceeds", [Use("count")] * 9, {"maxSteps": 2}, [7], "policy", "exhausted_steps", 2),
+        ("refuses", [Say("No.", finish="content_filter")], {}, [0], "complete", "refused", 1),
+        ("without", [Fail(500)], {}, [4, 4], "retriable", "model", 0),
     ],
 )
 def test_a_run_ends_with_the_agents_own_code(
@@ -67,17 +69,19 @@ def test_a_run_ends_with_the_agents_own_code(
     name: str,
     replies: list[Reply],
     limits: dict[str, Any],
-    calls: int,
     codes: list[int],
     intent: str,
+    reason: str,
+    steps: int,
 ) -> None:
-    """Which says whether it is tried again."""
+    """Which says whether it is tried again; the bridge's report says why it ended."""
     spec: dict[str, Any] = {"mode": "once", "limits": limits, "runs": {"retries": 1}}
     home.start(f"foreign-{name}", *replies, tools=tools, **STANDIN, **spec)
     last = home.ended(f"foreign-{name}")
-    assert (last["exitCode"], last["intent"]) == (codes[-1], intent), last
+    assert (last["exitCode"], last["intent"], last.get("reason")) == (codes[-1], intent, reason), last
+    assert used(steps).items() <= last.items()
     assert home.codes(f"foreign-{name}") == codes
-    assert len(tools.calls) == calls
+    assert len(tools.calls) == sum(isinstance(each, Use) for each in replies[:steps])
 
 
 def test_a_killed_run_is_done_by_the_next_pod(home: Home, tools: ToolServer) -> None:

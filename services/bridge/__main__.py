@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
+from pathlib import Path
 
 import uvloop
 
@@ -17,6 +19,8 @@ from libs.settings import SettingsError, describe, load
 from .bridging import Bridging, bridging
 from .settings import Settings
 
+_log = logging.getLogger(__name__)
+
 
 async def run(settings: Settings, instruction: str) -> Exit:
     """The bridge, from its certificates to its exit code. RefusedError if it gets none from the mesh."""
@@ -26,6 +30,8 @@ async def run(settings: Settings, instruction: str) -> Exit:
         asyncio.get_running_loop().add_signal_handler(number, signalled.put_nowait, None)
     async with bridging(settings, instruction) as bridge:
         await _until_the_end(bridge, signalled)
+        if settings.report_file:
+            _leave_report(bridge, settings.report_file)
         return Exit.SERVER if bridge.agent.failure else Exit.OK
 
 
@@ -43,6 +49,15 @@ async def _until_the_end(bridge: Bridging, signalled: asyncio.Queue[None]) -> No
             await bridge.agent.drain(None)
     finally:
         ended.cancel()
+
+
+def _leave_report(bridge: Bridging, path: Path) -> None:
+    if (report := bridge.report()) is None:
+        return
+    try:
+        report.write(path)
+    except OSError as error:
+        _log.error("cannot write the report", extra={"reason": str(error)})
 
 
 def main() -> None:

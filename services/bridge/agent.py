@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
-from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -17,8 +14,7 @@ from libs.contract.agent import Agent, Condition, Draining, Message
 from libs.contract.events import Ring
 from libs.contract.manifest import Manifest
 from libs.contract.metrics import REFUSALS
-from libs.contract.run import Run, State, Trigger, Usage
-from libs.contract.statuses import Status
+from libs.contract.run import Run, State, Trigger
 from libs.errors import ExhaustedError, MeshError, PreconditionError, UnavailableError
 from libs.ids import new_id
 from libs.work import Worker
@@ -27,23 +23,15 @@ from .draining import Drain
 from .events import told_of
 from .foreign import Body, Foreign
 from .manifest import Known, manifest_of
+from .others import Others
 from .presence import Presence, must_be_here
 from .runs import Entry
 from .turns import Turns
 from .work import Work
 
-_CHECK_SECONDS = 1.5
 _FIRST_LOOK, _LONGEST_LOOK = 0.1, 0.5
-_LAST_WORDS_SECONDS = 2.0  # of a run of agentd's own whose call of the model was cut
 _ENDS = ("subagent.exit", "loop.final", "loop.error")
 _DRAINING = ("proc.shutdown", "drain.")
-_TRIGGERS = {
-    "once": Trigger.ONCE,
-    "loop": Trigger.LOOP,
-    "schedule": Trigger.LOOP,
-    "workflow": Trigger.WORKFLOW,
-}
-_ENDLESS = ("loop", "schedule", "reactive")
 _log = logging.getLogger(__name__)
 
 
@@ -67,19 +55,20 @@ class BridgedAgent(Agent):
         self._presence = presence
         self._work = work
         self._turns = turns
-        turns.own.on_change = work.nudge
+        self._others = Others(foreign, work, turns)
         self._known = known
         self._drain = Drain(work, presence, events, drain_timeout, tasks, clock)
         self._pending = pending
         self._clock = clock
         self._began = clock()
         self._manifest: Manifest | None = None
-        self._mode = ""
         self._is_lame = False
         self.events = events
         self.ended = self._drain.over
         """Set when a drain is over, or after a failure: there is nothing more to do."""
         self.failure = ""
+        self.was_drained = False
+        """The agent has said that it drains."""
 
     # --- What Presence tells ---
 
@@ -90,7 +79,8 @@ class BridgedAgent(Agent):
     def arrived(self, capabilities: Body) -> None:
         """It is there. PreconditionError if it speaks another contract."""
         self._manifest = manifest_of(capabilities, self._known)
-        self._mode = str(capabilities.get("mode", ""))
+        self._others.mode = str(capabilities.get("mode", ""))
+        self.was_drained = False
         self.events.tell("agent.started", version=self._manifest.implementation_version)
         self.events.tell("agent.ready")
         self._open_or_close()
@@ -104,10 +94,8 @@ class BridgedAgent(Agent):
     def told(self, event: Body) -> None:
         """It has told of an event."""
         name = str(event.get("event", ""))
-        if name.startswith(_DRAINING) and not self._drain.has_begun:  # somebody else has told it to end
-            self._work.set_paused(False)
-            if self._known.queue:  # no claim can be served any more
-                self._drain.begin()
+        if name.startswith(_DRAINING):
+            self._drains()
         if (mapped := told_of(event)) is not None:
             run_id = self._work.run_id_of(str(event.get("agent_id", "")))
             self.events.tell(mapped.name, run_id, **mapped.fields)
@@ -144,7 +132,7 @@ class BridgedAgent(Agent):
     @property
     def why_closed(self) -> str:
         """Why nothing new may begin; empty if it may."""
-        if self._drain.has_begun:
+        if self._is_draining:
             return "draining"
         if self._is_lame:
             return "a lame duck"
@@ -152,16 +140,16 @@ class BridgedAgent(Agent):
 
     async def condition(self) -> Condition:
         why = self.why_closed if self.why_closed != "paused" else ""
-        others: Sequence[Run] = ()
+        inventory: Body = {}
         if self._presence.is_here:
             try:
-                inventory = await self._foreign.read("inventory", _CHECK_SECONDS)
+                inventory = await self._others.inventory()
             except MeshError as error:
                 why = why or str(error)
-            else:
-                others = self._shown(self._work.others(inventory))
-                if not inventory.get("ready", True):
-                    why = why or "the agent says that it is not ready"
+        if inventory.get("draining"):
+            self._drains()
+        if not inventory.get("ready", True):
+            why = why or "the agent says that it is not ready"
         runs = self._work.runs
         shown = [runs.shown(each) for each in runs.active]
         return Condition(
@@ -169,19 +157,19 @@ class BridgedAgent(Agent):
             not_ready_reason=why,
             paused=self._work.is_paused,
             lame_duck=self._is_lame,
-            draining=self._drain.has_begun,
+            draining=self._is_draining,
             uptime=timedelta(seconds=self._clock() - self._began),
-            runs=[*others, *shown],
+            runs=[*self._others.shown(inventory), *shown],
             free_slots=self._work.free_slots if self.is_open else 0,
             ended_runs=dict(runs.ended_by_status),
             usage=sum((each.usage for each in shown), runs.usage_of_ended + self._turns.own.usage),
-            pending_events=await self._pending() if self._mode == "reactive" and not self._known.queue else 0,
+            pending_events=await self._pending() if self._is_reactive else 0,
         )
 
     # --- Verbs ---
 
     async def drain(self, deadline: timedelta | None) -> Draining:
-        others = await self._others() if self._presence.is_here else []
+        others = await self._others.look() if self._presence.is_here else []
         self._drain.begin(deadline)
         return Draining(len(self._work.runs.active) + len(others), self._drain.left)
 
@@ -201,7 +189,7 @@ class BridgedAgent(Agent):
             if entry.status is None:
                 entry.cancel_reason = reason or "cancelled"
                 await self._work.ask_to_end(entry)
-        others = [] if run_id else await self._cancel_others(reason or "cancelled")
+        others = [] if run_id else await self._others.cancel(reason or "cancelled")
         for entry in entries:
             await runs.over(entry)
         return [runs.shown(each) for each in entries] + others
@@ -226,8 +214,7 @@ class BridgedAgent(Agent):
             self._open_or_close()
         elif not self._work.is_paused:  # which holds it as well
             entries[0].gate.open()
-        await asyncio.sleep(0)  # what was held is off now
-        return [runs.shown(each) for each in entries] + ([] if run_id else await self._others())
+        return [runs.shown(each) for each in entries] + ([] if run_id else await self._others.look())
 
     # --- Messages and runs ---
 
@@ -257,6 +244,19 @@ class BridgedAgent(Agent):
 
     # --- How ---
 
+    @property
+    def _is_reactive(self) -> bool:
+        """Whether changes wake it. With a queue nothing does: its subscription is one that nothing serves."""
+        return self._others.mode == "reactive" and not self._known.queue
+
+    def _drains(self) -> None:
+        """The agent ends; perhaps it is somebody else who has told it to."""
+        self.was_drained = True
+        if not self._drain.has_begun:
+            self._work.set_paused(False)
+            if self._known.queue:  # no claim can be served any more
+                self._drain.begin()
+
     def _admit(self, depth: int) -> None:
         if why := self.why_closed:
             REFUSALS.inc(why)
@@ -268,8 +268,12 @@ class BridgedAgent(Agent):
             REFUSALS.inc("slots")
             raise ExhaustedError(f"all {self._known.slots} slots are taken")
 
+    @property
+    def _is_draining(self) -> bool:
+        return self._drain.has_begun or self.was_drained
+
     def _must_not_drain(self) -> None:
-        if self._drain.has_begun:
+        if self._is_draining:
             raise PreconditionError("the agent drains, which is one way")
 
     def _open_or_close(self) -> None:
@@ -287,7 +291,7 @@ class BridgedAgent(Agent):
         ends = self._clock() + wait.total_seconds()
         look = _FIRST_LOOK
         while True:
-            others = await self._others() if with_others else []
+            others = await self._others.look() if with_others else []
             held = all(each.held or each.status is not None for each in entries) and not any(
                 each.state is State.WORKING for each in others
             )
@@ -296,45 +300,3 @@ class BridgedAgent(Agent):
             with anyio.move_on_after(min(look, left) if others else left):
                 await self._work.changed()
             look = min(look * 1.5, _LONGEST_LOOK)
-
-    async def _cancel_others(self, reason: str) -> list[Run]:
-        """Cuts what the agent does by itself, where it goes on after that. In another mode it would end with
-        the code of a model that is away, and be tried again."""
-        others = await self._others()
-        if not others or self._mode not in _ENDLESS or not self._turns.own.cut(for_good=False):
-            return others
-        left = {each.id for each in others}
-        with anyio.move_on_after(_LAST_WORDS_SECONDS):
-            while left:
-                await asyncio.sleep(_FIRST_LOOK)
-                left &= {each.id for each in await self._others()}
-        return [
-            each
-            if each.id in left
-            else replace(each, state=State.CANCELED, status=Status.CANCELLED, error=reason)
-            for each in others
-        ]
-
-    async def _others(self) -> list[Run]:
-        """What the agent does by itself; nothing if it does not answer."""
-        try:
-            inventory = await self._foreign.read("inventory", _CHECK_SECONDS)
-        except MeshError as error:
-            _log.warning("cannot look at the agent's runs: %s", error)
-            return []
-        return self._shown(self._work.others(inventory))
-
-    def _shown(self, nodes: Sequence[Mapping[str, Any]]) -> list[Run]:
-        """Which of them a call belongs to, nobody can tell; if as many calls are held as there are runs, all
-        of them hold."""
-        own = self._turns.own
-        state = State.PAUSED if own.holds and own.waiting >= len(nodes) else State.WORKING
-        return [self._other(each, state) for each in nodes]
-
-    def _other(self, node: Mapping[str, Any], state: State) -> Run:
-        usage = node.get("usage") or {}
-        spent = Usage(
-            int(usage.get("tokens_in") or 0), int(usage.get("tokens_out") or 0), int(usage.get("steps") or 0)
-        )
-        trigger = _TRIGGERS.get(self._mode, Trigger.REACTION)
-        return Run(f"agent:{node.get('handle')}", trigger, state, usage=spent)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 from aiohttp import ClientSession, TCPConnector
@@ -21,6 +22,7 @@ from libs.identity import Identity
 from . import metrics
 from .agent import BridgedAgent
 from .claims import Claims, claiming
+from .ending import report_on
 from .foreign import Foreign
 from .forwarder import Forwarder, Upstreams, forwarding
 from .loopback import Loopback
@@ -30,6 +32,9 @@ from .presence import Presence
 from .settings import Settings
 from .turns import Turns
 from .work import Work
+
+if TYPE_CHECKING:
+    from libs.contract.report import Report
 
 _CHECK_SECONDS = 5.0  # each look is a connection to the agent
 _KEEPALIVE_SECONDS = 4.0  # shorter than servers', or a request would now and then meet a closed connection
@@ -46,6 +51,8 @@ class Bridging:
     """host:port of AgentService."""
     metrics_port: int
     forward_port: int
+    report: Callable[[], Report | None]
+    """On the run of mode once, when the agent has ended; None if there is nothing to tell."""
 
 
 @asynccontextmanager
@@ -131,7 +138,15 @@ async def bridging(settings: Settings, instruction: str) -> AsyncIterator[Bridgi
                 check_seconds=_CHECK_SECONDS,
             )
         )
-        yield Bridging(agent, presence, loopback, served.address, metrics_port, forward_port)
+        yield Bridging(
+            agent,
+            presence,
+            loopback,
+            served.address,
+            metrics_port,
+            forward_port,
+            lambda: report_on(turns.own, settings, me.name, was_drained=agent.was_drained),
+        )
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ pass as they are; streams pass as they come. Of the model's answers, what they c
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from .turns import Own, Turns
+from .turns import OwnAnswer, Turns
 
 if TYPE_CHECKING:
     import ssl
@@ -70,25 +71,25 @@ class Forwarder:
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
         if not self._upstreams.model:
-            return Own(404, "this agent has no model")
+            return OwnAnswer(404, "this agent has no model")
         if request.method not in _METHODS_OF_MODEL:
-            return Own(405, "only GET and POST")
+            return OwnAnswer(405, "only GET and POST")
         base = URL(self._upstreams.model.rstrip("/"))
         url = URL(f"{base}/{request.raw_path.removeprefix('/v1/')}")
         if not url.raw_path.startswith(f"{base.raw_path}/"):  # by way of `..`
-            return Own(404, "no such path")
+            return OwnAnswer(404, "no such path")
         if request.method != "POST" or request.match_info["path"] != _COMPLETIONS:
             return await self._forward(request, url)
         try:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:
-            return Own(413, "the request is larger than 8 MiB")
+            return OwnAnswer(413, "the request is larger than 8 MiB")
         return await self._turns.call(body, partial(self._forward, request, url, is_read=True))
 
     async def _server(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
         if (url := self._upstreams.servers.get(name)) is None:
-            return Own(404, f"this agent has no tool server {name}")
+            return OwnAnswer(404, f"this agent has no tool server {name}")
         target = URL(url).extend_query(request.query)
         is_endless = request.method == "GET" or request.headers.get("Mcp-Method") == "subscriptions/listen"
         return await self._forward(request, target, is_endless=is_endless)
@@ -100,7 +101,7 @@ class Forwarder:
         try:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:
-            return Own(413, "the request is larger than 8 MiB")
+            return OwnAnswer(413, "the request is larger than 8 MiB")
         headers = _passed_on(request.headers)
         if is_read:
             headers["Accept-Encoding"] = "identity"
@@ -119,7 +120,7 @@ class Forwarder:
             ) as upstream:
                 is_stream = upstream.content_type == "text/event-stream"
                 if not is_stream and (upstream.content_length or 0) > MAX_BODY:
-                    return Own(502, _TOO_LARGE, "body")
+                    return OwnAnswer(502, _TOO_LARGE, "body")
                 if is_read and not is_stream:
                     return _whole(upstream, await _read(upstream))
                 response = web.StreamResponse(
@@ -132,12 +133,16 @@ class Forwarder:
                     await response.write(part)
                 await response.write_eof()
                 return response
+        except asyncio.CancelledError:
+            if response is not None:  # a part must not be taken for the whole
+                _abort(request)
+            raise
         except ConnectionResetError as error:
             # Of the agent, which has gone, if anything was on its way to it.
             return _broken(request, None, error) if response is None else response
         except (ClientError, HttpProcessingError, OSError) as error:  # TimeoutError is an OSError
-            if is_endless and request.transport is not None:
-                request.transport.abort()  # as if nobody listened: agentd takes an answer for a no, for ever
+            if is_endless:
+                _abort(request)  # as if nobody listened: agentd takes an answer for a no, for ever
             return _broken(request, response, error)
 
 
@@ -187,7 +192,13 @@ def _broken(
     _log.warning("a call of the agent's failed", extra={"path": request.path, "reason": said})
     if response is None or not response.prepared:
         is_late = isinstance(error, TimeoutError)
-        return Own(504, "no answer in time", "timeout") if is_late else Own(502, said, "unreachable")
-    if request.transport is not None:
-        request.transport.abort()  # a part must not be taken for the whole
+        return (
+            OwnAnswer(504, "no answer in time", "timeout") if is_late else OwnAnswer(502, said, "unreachable")
+        )
+    _abort(request)  # a part must not be taken for the whole
     return response
+
+
+def _abort(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()

@@ -32,11 +32,11 @@ class Said:
     """Why there is no answer, in the registry's words; empty if there is one."""
 
 
-def said(status: int, body: bytes) -> Said:
-    """What a reply of the model's endpoint says. Of a body that was not kept (a stream) nothing."""
+def said(status: int, body: bytes | None) -> Said:
+    """What a reply of the model's endpoint says. None: the body was not kept (a stream), and says nothing."""
     if status == 200:
-        return _answer(body) if body else Said(Usage(steps=1))
-    words, codes = _error(body)
+        return Said(Usage(steps=1)) if body is None else _answer(body)
+    words, codes = _error(body or b"")
     error = f"HTTP {status}: {words}"
     if status == 429 and _BUDGET in codes:
         return Said(status=Status.EXHAUSTED_TOKENS, error=error, failure="budget")

@@ -18,6 +18,7 @@ from .foreign import Task
 from .turns import Gate
 
 MAX_ENDED = 256
+HELD_TOO_LONG = "it was paused for longer than the agent waits for its model"
 CUT_AT = 4096
 """agentd hands over so many characters of an answer. One of just that length has been cut."""
 
@@ -179,7 +180,7 @@ def outcome(task: Task, entry: Entry, *, is_draining: bool) -> tuple[Status, str
     word = task.reason.strip()
     status = _FAILURES.get(word, Status.FAILED)
     if status in (Status.FAILED, Status.CRASHED) and entry.gate.waited_out:
-        return Status.FAILED, "it was paused for longer than the agent waits for its model", ""
+        return Status.FAILED, HELD_TOO_LONG, ""
     if status in (Status.FAILED, Status.CRASHED) and last and last.status and last.failure:
         return last.status, last.error, ""
     return status, word or "the agent does not say why", ""

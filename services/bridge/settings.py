@@ -28,6 +28,10 @@ class Settings(Credentials):
     queue: str = field(default="", metadata={"env": "AGENT_QUEUE"})
     """The queue to claim from on the agent's behalf, namespace/name; empty: none. A coordinator's is for
     others to claim from."""
+    run_id: str = field(default="", metadata={"env": "AGENT_RUN_ID"})
+    """Of the run of mode once."""
+    report_file: Path | None = field(default=None, metadata={"env": "AGENT_REPORT_FILE"})
+    """Where the report on that run is left, JSON of at most 4096 bytes."""
     instruction: str = field(default="", metadata={"env": "AGENT_INSTRUCTION"})
     """What to do with each item and message."""
     instruction_file: Path | None = field(default=None, metadata={"env": "AGENT_INSTRUCTION_FILE"})
@@ -40,6 +44,8 @@ class Settings(Credentials):
     """The longest drain. Less than the pod's grace."""
     max_depth: int = field(default=4, metadata={"env": "AGENT_MAX_DEPTH"})
     """A message that came through more agents is refused."""
+    max_steps: int = field(default=0, metadata={"env": "AGENT_MAX_STEPS"})
+    """The turns that the agent may take; 0: not known. It is agentd that looks."""
     max_tokens: int = field(default=0, metadata={"env": "AGENT_MAX_TOKENS"})
     """What a run may take, both ways together. agentd looks between turns only; 0: what it does is enough."""
     subscribe: str = field(default="", metadata={"env": "AGENT_SUBSCRIBE"})

@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 import anyio
 from aiohttp import web
@@ -28,7 +29,7 @@ _MARKER = re.compile(r"input-[0-9a-f]{32}")
 _CUT_STATUS = 409  # agentd tries 429 and 5xx again, and no other
 
 
-class Own(web.Response):
+class OwnAnswer(web.Response):
     """An answer that is not the model's. `failure` says why in the registry's words; empty: nobody failed."""
 
     def __init__(self, status: int, message: str, failure: str = "") -> None:
@@ -43,6 +44,8 @@ class Gate:
     """What the calls of one run pass through; or those of all that is no run of ours."""
 
     run_id: str = ""
+    began: datetime | None = None
+    """When its first call came."""
     usage: Usage = field(default_factory=Usage)
     last: Said | None = None
     """What its last call came to."""
@@ -59,8 +62,10 @@ class Gate:
 
     @property
     def holds(self) -> bool:
-        """Whether it waits here before its next step, and does nothing else."""
-        return 0 < self.waiting == len(self._calls)
+        """Whether it waits before its next step, and does nothing else: here, or to ask again after it has
+        waited here for too long."""
+        is_idle = self.waiting == len(self._calls)
+        return self._opened is not None and is_idle and (self.waiting > 0 or self.waited_out)
 
     @property
     def final(self) -> Said | None:
@@ -76,6 +81,7 @@ class Gate:
         if self._opened is not None:
             self._opened.set()
             self._opened = None
+            self.on_change()
 
     def cut(self, *, for_good: bool) -> bool:
         """Ends calls under way, and all to come if it is for good. Whether there were any."""
@@ -88,6 +94,7 @@ class Gate:
         self, ask: Callable[[], Awaitable[web.StreamResponse]], max_hold: float
     ) -> web.StreamResponse:
         """Asks once it may, and only as long as it may. `max_hold` is seconds."""
+        self.began = self.began or datetime.now(UTC)
         with anyio.CancelScope() as scope:
             self._calls.add(scope)
             try:
@@ -98,7 +105,7 @@ class Gate:
                 self._calls.discard(scope)
                 self.on_change()
         self.was_cut = True
-        return Own(_CUT_STATUS, "the run was ended")
+        return OwnAnswer(_CUT_STATUS, "the run was ended")
 
     async def _may_go(self, max_hold: float) -> None:
         self.waited_out = False
@@ -112,7 +119,6 @@ class Gate:
             self.waited_out = limit.cancelled_caught
         finally:
             self.waiting -= 1
-        self.on_change()
 
 
 class Turns:
@@ -141,9 +147,9 @@ class Turns:
         """One call of the model; what it came to is known before the agent knows."""
         gate = self._gate_of(body)
         response = await gate.through(ask, self._max_hold)
-        if not isinstance(response, Own):
-            kept = response.body if isinstance(response, web.Response) else b""
-            self._count(gate, said(response.status, kept if isinstance(kept, bytes) else b""))
+        if not isinstance(response, OwnAnswer):
+            kept = response.body if isinstance(response, web.Response) else None
+            self._count(gate, said(response.status, kept if isinstance(kept, bytes) else None))
         elif response.failure:
             self._count(gate, unanswered(response.failure, str(response.text)))
         return response
@@ -185,7 +191,7 @@ def _texts(content: object) -> list[str]:
     return [content] if isinstance(content, str) else []
 
 
-def _held_too_long() -> Own:
-    response = Own(503, "the agent is paused")
+def _held_too_long() -> OwnAnswer:
+    response = OwnAnswer(503, "the agent is paused")
     response.headers["Retry-After"] = "1"
     return response

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
-import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,22 +23,13 @@ from libs.mesh import AGENT
 from libs.rpc.client import dial
 from libs.testing import ca
 from libs.testing.mesh import Mesh
+from libs.testing.ports import free_port
 from services.bridge.bridging import Bridging, bridging
 from services.bridge.settings import Settings
 
 ROLE = "agent/worker/uid-1"
 QUEUE = "demo/worker"
 WITHIN = 20.0
-
-
-def free_port() -> int:
-    """A port on which nobody listened a moment ago; none of those that connections are given (on Linux from
-    32768 on), of which there are many here."""
-    while True:
-        port = random.randint(10_000, 32_000)
-        with socket.socket() as listener, suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
 
 
 async def until(look: Callable[[], Awaitable[Any]], within: float = WITHIN) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,9 @@ from agentctl.coordination.v1 import coordination_service_pb2 as work_pb
 from agentctl.coordination.v1 import work_pb2
 from libs.testing.mesh import Mesh
 from libs.work import Client, Work, connect
+from services.bridge import bridging
+from services.bridge.runs import HELD_TOO_LONG
+from services.bridge.turns import Turns
 
 from .lab import QUEUE, Lab, coordination, kill, lab, until
 
@@ -113,6 +117,33 @@ async def test_nothing_is_claimed_while_the_agent_is_away_or_paused_or_a_lame_du
                 await other.release(task)
             await fl.it.stub.LameDuck(pb.LameDuckRequest(enabled=False))
             assert (await fl.settled(second)).state == SUCCEEDED
+
+
+async def test_an_item_that_is_paused_for_longer_than_its_agent_waits_is_given_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(bridging, "Turns", partial(Turns, max_hold=0.5))
+    async with fleet(tmp_path) as fl, fl.it.agentd():
+        fl.it.model.may_answer.clear()
+        fl.it.model.calls_tool_first = True
+        item_id = await fl.submit()
+        await fl.it.asked()
+        pausing = asyncio.create_task(fl.it.stub.Pause(pb.PauseRequest()))
+        await until(lambda: is_paused(fl))
+        fl.it.model.may_answer.set()
+        await pausing
+
+        async def is_given_back():
+            return (await fl.item(item_id)).state == work_pb2.WORK_STATE_READY
+
+        await until(is_given_back)
+        run = fl.it.bridge.agent.run(item_id)
+        assert (run.status, run.error) == ("failed", HELD_TOO_LONG)
+        await fl.it.stub.Resume(pb.ResumeRequest())
+        item = await fl.settled(item_id)
+        assert (item.state, item.attempt) == (SUCCEEDED, 1)
+
+
+async def is_paused(fl):
+    return (await fl.it.stub.GetStatus(pb.GetStatusRequest())).paused
 
 
 async def test_a_cancelled_item_is_dead_with_the_reason_and_not_tried_again(tmp_path):

@@ -29,6 +29,8 @@ class Upstream:
         self.go_on = asyncio.Event()
         self.left = asyncio.Event()
         self.forwarded_from = 0
+        self.turns = Turns(Ring())
+        """Of the forwarder before it."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.seen.append(request)
@@ -38,6 +40,8 @@ class Upstream:
         self.callers.append(dict(peer["subjectAltName"])["URI"] if peer else "")
         match request.path:
             case "/v1/stream" | "/tools":
+                return await self._stream(request)
+            case "/v1/chat/completions" if b"stream" in self.bodies[-1]:
                 return await self._stream(request)
             case "/v1/large":
                 return web.Response(body=BytesIO(b"x" * (MAX_BODY + 1)))
@@ -84,7 +88,7 @@ async def world(folder, silence=timedelta(seconds=5)):
             session,
             Upstreams(f"{url}/v1", {"tools": f"{url}/tools", "away": "http://127.0.0.1:9/"}, silence),
             Outbound(pod, server.root).context,
-            Turns(Ring()),
+            upstream.turns,
         )
         port = await stack.enter_async_context(forwarding(forwarder, "127.0.0.1", 0))
         upstream.forwarded_from = port
@@ -126,6 +130,19 @@ async def test_a_stream_passes_as_it_comes_and_ends_upstream_when_the_agent_leav
         async with agent.get("/mcp/tools") as response:
             assert await response.content.readuntil(b"\n\n") == b"data: 1\n\n"
             response.close()
+        async with asyncio.timeout(10):
+            await upstream.left.wait()
+
+
+async def test_a_stream_of_the_model_that_is_cut_breaks_off_and_says_nothing_else(tmp_path):
+    async with (
+        world(tmp_path) as (upstream, agent),
+        agent.post("/v1/chat/completions", json={"stream": True}) as response,
+    ):
+        assert await response.content.readuntil(b"\n\n") == b"data: 1\n\n"
+        assert upstream.turns.own.cut(for_good=False)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.content.read()
         async with asyncio.timeout(10):
             await upstream.left.wait()
 

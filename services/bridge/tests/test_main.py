@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from aiohttp import ClientConnectorError, ClientSession
 
 from libs.testing.mesh import Mesh
+from libs.testing.ports import free_port
 
-from .lab import free_port, process, until
+from .lab import process, until
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from libs.contract.events import Ring
 from libs.contract.run import Trigger, Usage
 from libs.contract.statuses import Status
 from services.bridge.foreign import Task
-from services.bridge.replies import said
+from services.bridge.replies import Said, said
 from services.bridge.runs import Runs, outcome
 from services.bridge.turns import Gate, Turns
 from services.bridge.work import composed
@@ -67,6 +67,15 @@ async def test_a_call_is_of_the_run_whose_word_comes_first():
     assert two.steps == [2, 2, 0]
 
 
+@pytest.mark.parametrize("instruction", ["Do.", ""])
+async def test_an_input_that_says_the_word_of_another_run_stays_its_own_runs(instruction):
+    two = Two()
+    mine, others = two.words
+    text = composed(instruction, f"{others}\nDo as I say.\n{others}", mine)
+    await two.turns.call(asked(text, others), answering())
+    assert two.steps == [1, 0, 0]
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b'{"messages": 1}', b'{"messages": [1]}', b"[" * 100_000, asked("no word")]
 )
@@ -99,6 +108,21 @@ async def test_what_is_shut_holds_until_it_is_opened():
     assert changes[0]
 
 
+async def test_a_held_call_whose_agent_has_left_is_held_no_more():
+    two = Two()
+    gate = two.gates[0]
+    gate.shut()
+    left, stays = (asyncio.create_task(two.turns.call(asked(two.words[0]), answering())) for _ in "ab")
+    await asyncio.sleep(0)
+    assert gate.waiting == 2
+    left.cancel()
+    await asyncio.wait({left})
+    assert (gate.waiting, gate.holds) == (1, True)
+    gate.open()
+    assert (await stays).status == 200
+    assert (gate.waiting, gate.holds, gate.usage.steps) == (0, False, 1)
+
+
 async def test_what_is_held_for_too_long_is_answered_as_busy_and_may_come_again():
     two = Two(max_hold=0)
     gate = two.gates[0]
@@ -106,7 +130,9 @@ async def test_what_is_held_for_too_long_is_answered_as_busy_and_may_come_again(
     response = await two.turns.call(asked(two.words[0]), unreachable)
     assert (response.status, response.headers["Retry-After"]) == (503, "1")
     assert gate.waited_out
+    assert gate.holds  # until it asks again
     gate.open()
+    assert not gate.holds
     assert (await two.turns.call(asked(two.words[0]), answering())).status == 200
     assert not gate.waited_out
 
@@ -173,6 +199,8 @@ async def _told(ring):
         (200, reply(content="ye", finish="length"), Status.TOO_LARGE, ""),
         (200, reply(content="x" * (1024 * 1024 + 1)), Status.TOO_LARGE, ""),
         (200, b"{}", Status.MODEL, "body"),
+        (200, b"", Status.MODEL, "body"),
+        (503, None, Status.MODEL, "5xx"),
         (200, b"[" * 100_000, Status.MODEL, "body"),
         (
             429,
@@ -190,6 +218,10 @@ def test_what_a_reply_amounts_to(status, body, ends, failure):
     found = said(status, body)
     assert (found.status, found.failure) == (ends, failure)
     assert bool(found.error) == (ends is not Status.COMPLETED)
+
+
+def test_a_stream_is_a_step_of_which_nothing_is_known():
+    assert said(200, None) == Said(Usage(steps=1))
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -188,6 +189,9 @@ class World:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
+    """A port that nobody listens on now; none of those that connections are given (on Linux from 32768 on),
+    of which there are many here."""
+    while True:
+        port = random.randint(10_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 
 from agentctl.agent.v1 import agent_service_pb2 as pb
 from libs.contract.statuses import Status, exit_code
@@ -43,6 +44,10 @@ async def _busy(world: World, *, hold: int = 1) -> AsyncIterator[tuple[Subject, 
             talk.release()
 
 
+async def _drains(agent: Subject) -> bool:
+    return (await agent.status()).draining
+
+
 async def _ends(process: Process, *, within: float, code: int = Exit.OK) -> None:
     began = time.monotonic()
     found = await process.ended(within)
@@ -52,8 +57,9 @@ async def _ends(process: Process, *, within: float, code: int = Exit.OK) -> None
 
 @GROUP.case("DRAIN-01", "SIGTERM lets a run that ends in time end, and the process ends with 0", seconds=40)
 async def _term_finishes(world: World) -> None:
-    async with _busy(world) as (_, process, talk):
+    async with _busy(world) as (agent, process, talk):
         process.terminate()
+        await becomes(partial(_drains, agent), "after SIGTERM its status does not say that it drains")
         talk.release()
         await _ends(process, within=DRAIN_SECONDS + _SLACK)
         demand(
