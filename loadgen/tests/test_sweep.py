@@ -27,6 +27,7 @@ async def sweep(target, tmp_path, *options):
     return process.returncode, output.decode()
 
 
+@pytest.mark.processes
 async def test_a_sweep_measures_every_rung_and_verifies_it(serve, tmp_path):
     async with serve(fake_coordination()) as target:
         modes = ("--mode", "single", "--mode", "batch")
@@ -48,6 +49,7 @@ async def test_a_sweep_measures_every_rung_and_verifies_it(serve, tmp_path):
     assert all(float(line["ack_p99_ms"]) >= float(line["ack_p50_ms"]) > 0 for line in lines[1:])
 
 
+@pytest.mark.processes
 async def test_an_open_loop_says_what_it_offered_and_both_kinds_of_latency(serve, tmp_path):
     async with serve(fake_coordination()) as target:
         code, output = await sweep(
@@ -77,6 +79,7 @@ async def test_an_open_loop_says_what_it_offered_and_both_kinds_of_latency(serve
     assert batch["calls"]["cycle"] * 5 == round(batch["offered_per_second"] * 0.4)
 
 
+@pytest.mark.processes
 async def test_claimers_that_compete_get_one_grant_an_item(serve, tmp_path):
     fake = fake_coordination()
     async with serve(fake) as target:
@@ -92,6 +95,7 @@ async def test_claimers_that_compete_get_one_grant_an_item(serve, tmp_path):
     assert fake.granted == len(fake.results) == len(fake.queue_of) >= 3
 
 
+@pytest.mark.processes
 async def test_a_competition_in_which_an_item_is_granted_twice_fails(serve, tmp_path):
     async with serve(fake_coordination("twice")) as target:
         code, output = await sweep(
@@ -101,6 +105,7 @@ async def test_a_competition_in_which_an_item_is_granted_twice_fails(serve, tmp_
     assert "acked 2 times" in output
 
 
+@pytest.mark.processes
 async def test_parked_claims_are_woken_by_each_item(serve, tmp_path):
     fake = fake_coordination()
     async with serve(fake) as target:
@@ -112,6 +117,7 @@ async def test_parked_claims_are_woken_by_each_item(serve, tmp_path):
     assert len(fake.results) == len(fake.queue_of)
 
 
+@pytest.mark.processes
 async def test_a_sweep_can_be_drawn_and_a_picture_that_cannot_be_is_refused_before_it(serve, tmp_path):
     async with serve(fake_coordination()) as target:
         options = ("--mode", "single", "--clients", "1,3", "--plot", tmp_path / "out.png")

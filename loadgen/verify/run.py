@@ -25,6 +25,7 @@ from ..tally import Violations
 from .board import Board, Cell, Phase
 from .check import check, missing
 from .faults import Done, Injector
+from .late import late
 from .plan import ATTEMPTS, NAMESPACE, SHIM_KINDS, Kind, Plan
 from .replica import Database, Replica, database, replicas
 from .restart import restart
@@ -110,6 +111,8 @@ async def attack(
         _read_complaints(root, outcome.found)
         await _compare(plan, target, outcome)
         await _explain(root, plan, target, outcome.found)
+        if plan.stalls:
+            outcome.found.merge(await late(Target(addresses[-1], identities[0]), target))
         if plan.stalls and not plan.database:
             outcome.found.merge(await restart(servers[0], target))
     return outcome

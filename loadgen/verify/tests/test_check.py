@@ -8,7 +8,7 @@ from loadgen.verify.history import SIZE, Ending, Event, Verdict, Writer, chunks,
 from loadgen.verify.plan import Kind
 
 SECOND = 1_000_000_000
-ITEMS = 40_000  # more than are judged at a time
+ITEMS = 20_000  # more than are judged at a time
 SUCCEEDED = 5
 WORKER = 3 << 8 | 1
 

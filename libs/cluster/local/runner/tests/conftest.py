@@ -10,13 +10,18 @@ from pathlib import Path
 import pytest
 
 from libs.cluster.local import open_local
-from libs.cluster.local.runner import Runner
+from libs.cluster.local.runner import Limits, Runner
 
 from .world import LIMITS, PYTHON, TIMEOUT, Clock, World, end_all
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+def limits() -> Limits:
+    return LIMITS
+
+
+@pytest.fixture
+async def world(tmp_path: Path, limits: Limits) -> AsyncIterator[World]:
     clock = Clock()
     async with open_local(tmp_path) as cluster:
         environment = {"PATH": os.environ["PATH"], "WORLD": str(tmp_path)}
@@ -26,7 +31,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             commands={"python": PYTHON},
             environment=environment,
             clock=clock,
-            limits=LIMITS,
+            limits=limits,
         )
         running = asyncio.create_task(runner.run())
         yield World(cluster, tmp_path, clock, runner, running)

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import textwrap
+from dataclasses import replace
 
 import anyio
 import psutil  # type: ignore[import-untyped]
@@ -104,6 +105,7 @@ async def test_a_second_request_to_stop_kills(world: World):
     assert world.processes() == []
 
 
+@pytest.mark.parametrize("limits", [replace(LIMITS, stop=1)], ids=["a second"])
 async def test_a_long_grace_does_not_keep_the_runner(world: World):
     pod = template(STUBBORN, spec={"terminationGracePeriodSeconds": 600})
     await world.apply(deployment(pod=pod))
