@@ -31,9 +31,10 @@ from libs.cluster.kinds import (
     STATEFUL_SET,
     Kind,
 )  # fmt: skip
+from libs.resources.names import agent_names
 
 from .key import Key
-from .plan import contents, names, references
+from .plan import contents, references
 from .plan.owned import AGENT_LABEL, FLEET_LABEL, label
 from .writing import Writing
 
@@ -189,7 +190,7 @@ class Cache:
             self._users[other].discard(key)
         for other in refers - before:
             self._users[other].add(key)
-        called = names(new) if new is not None else frozenset()
+        called = agent_names(new) if new is not None else frozenset()
         called_before = self._called.get(key, frozenset())
         for name in called_before - called:
             self._namesakes[key.namespace, name].discard(key)

@@ -24,13 +24,14 @@ from libs.cluster.kinds import (
     kind_of,
 )
 from libs.errors import InvalidError, NotFoundError
+from libs.resources.names import agent_names
 
 from .cache import OWNERS, Cache
 from .children import WORKLOADS, Settled, Step, is_going, is_leftover, obstacles, steps
 from .events import Recorder
 from .identity.publication import NAME as TRUST
 from .key import Key
-from .plan import Action, Context, Plan, Problem, Queue, Rendering, conflict, desired, names, references
+from .plan import Action, Context, Plan, Problem, Queue, Rendering, conflict, desired, references
 from .status import Observed, events, status
 from .writes import Begin, Note, Writes
 
@@ -165,7 +166,7 @@ class Reconciler:
         """Whether a workload is to be made while a pod of an earlier one may still run."""
         if not any(step.action is Action.CREATE and step.kind in WORKLOADS for step in todo):
             return False
-        pods = self._cache.pods(key_of(thing)[0], names(thing))
+        pods = self._cache.pods(key_of(thing)[0], agent_names(thing))
         return any((pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed") for pod in pods)
 
     async def _make(self, thing: Object, step: Step, writes: Writes) -> Problem | None:
@@ -200,7 +201,7 @@ class Reconciler:
                 self._now(),
                 plan,
                 self._observed_children(thing, key),
-                self._cache.pods(key.namespace, names(thing)) if key.kind in OWNERS else (),
+                self._cache.pods(key.namespace, agent_names(thing)) if key.kind in OWNERS else (),
                 users=len(self._cache.users(key)),
                 queue_trouble=self._queue_trouble(key),
             ),

@@ -15,11 +15,11 @@ from .change import Action, Change, change, conflict
 from .context import Context, Plan, Problem, Queue, Reference, Rendering
 from .duration import DurationError
 from .problems import problems
-from .reading import contents, names, read, references
+from .reading import contents, read, references
 
 __all__ = [
     "Action", "Change", "Context", "Plan", "Problem", "Queue", "Reference", "Rendering",
-    "change", "conflict", "contents", "desired", "names", "references",
+    "change", "conflict", "contents", "desired", "references",
 ]  # fmt: skip
 
 

@@ -9,13 +9,13 @@ import msgspec
 from libs.cluster import Object, key_of
 from libs.resources.agent import AgentSpec
 from libs.resources.fleet import FleetSpec
+from libs.resources.names import LONGEST_CRON_JOB, LONGEST_LABEL, agent_names
 from libs.resources.pool import PoolSpec, ServerSetSpec
 
 from .context import Context, Problem
 from .environment import Part
-from .reading import names, parts
+from .reading import parts
 
-_LONGEST_NAME, _LONGEST_CRON_JOB = 63, 52  # of a label's value; the API server's rule for CronJobs
 _MODE_BLOCKS = {"loop": "loop", "schedule": "schedule", "workflow": "workflow"}
 
 
@@ -38,7 +38,7 @@ def _place(thing: Object, context: Context) -> Iterator[Problem]:
         )
     born = _age(thing)
     for other in context.namesakes:
-        shared = names(thing) & names(other)
+        shared = agent_names(thing) & agent_names(other)
         if shared and _age(other) < born:
             rival = f"{other['kind']} {key_of(other)[1]}"
             yield Problem(
@@ -54,8 +54,8 @@ def _age(thing: Object) -> tuple[str, str]:
 
 def _name(thing: Object, spec: AgentSpec | FleetSpec) -> Iterator[Problem]:
     scheduled = isinstance(spec, AgentSpec) and spec.mode == "schedule"
-    longest = _LONGEST_CRON_JOB if scheduled else _LONGEST_NAME
-    for name in sorted(names(thing)):
+    longest = LONGEST_CRON_JOB if scheduled else LONGEST_LABEL
+    for name in sorted(agent_names(thing)):
         if len(name) > longest:
             yield Problem(
                 "RenderFailed",

@@ -11,13 +11,12 @@ from libs.cluster import Object, key_of
 from libs.cluster.kinds import AGENT, AGENT_FLEET, CONFIG_MAP, MCP_SERVER_SET, MODEL_POOL, SECRET
 from libs.resources.agent import AgentSpec
 from libs.resources.fleet import FleetSpec
+from libs.resources.names import COORDINATOR
 from libs.resources.pod import PodTemplate
 
 from .context import Reference
 from .environment import Part
 from .owned import digest
-
-_COORDINATOR = "-coordinator"
 
 
 def read(thing: Object) -> AgentSpec | FleetSpec | None:
@@ -42,15 +41,7 @@ def parts(spec: AgentSpec | FleetSpec) -> dict[str, Part]:
 
 def coordinator_of(fleet: str) -> str:
     """The agent name of a fleet's coordinator."""
-    return fleet + _COORDINATOR
-
-
-def names(thing: Object) -> frozenset[str]:
-    """The agent names that its pods go by. No other Agent or AgentFleet of the namespace may use them."""
-    name = key_of(thing)[1]
-    spec = thing.get("spec")
-    has_coordinator = thing["kind"] == AGENT_FLEET.name and isinstance(spec, dict) and spec.get("coordinator")
-    return frozenset({name, coordinator_of(name)} if has_coordinator else {name})
+    return fleet + COORDINATOR
 
 
 def references(thing: Object) -> tuple[Reference, ...]:

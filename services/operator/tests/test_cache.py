@@ -144,8 +144,8 @@ class Foreign(Through):
 
     nonsense: Object
 
-    async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> Listing:
-        listing = await super().list(kind, namespace, labels)
+    async def list(self, kind: Kind, namespace: str = "", labels: str = "", *, name: str = "") -> Listing:
+        listing = await super().list(kind, namespace, labels, name=name)
         metadata = {"name": "odd", "namespace": "demo", "uid": "odd", "resourceVersion": "1"}
         named = {"apiVersion": kind.api_version, "kind": kind.name, **self.nonsense}
         odd = {**named, "metadata": {**metadata, **self.nonsense.get("metadata", {})}}

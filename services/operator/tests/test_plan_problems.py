@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from libs.cluster.kinds import CONFIG_MAP, MCP_SERVER_SET, MODEL_POOL, SECRET
-from services.operator.plan import contents, desired, names, references
+from libs.resources.names import agent_names
+from services.operator.plan import contents, desired, references
 
 from .manifests import SETTINGS, agent, config, context, fleet, plan_of, pool, servers, thing
 
@@ -119,7 +120,7 @@ def test_of_two_with_one_name_the_older_keeps_it():
 def test_a_coordinator_takes_a_name_too():
     front, older = fleet("f", coordinator={"template": {"image": "x"}}), agent("f-coordinator")
     front["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
-    assert names(front) == {"f", "f-coordinator"}
+    assert agent_names(front) == {"f", "f-coordinator"}
     assert desired(front, context(namesakes=[older])).problems[0].reason == "NameConflict"
     assert desired(fleet("f"), context(namesakes=[older])).problems == ()
 
