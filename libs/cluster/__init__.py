@@ -106,16 +106,17 @@ class Cluster(abc.ABC):
         """The object now. NotFoundError."""
 
     @abc.abstractmethod
-    async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> Listing:
-        """All of a kind: of one namespace, or of all (""), that match the label selector."""
+    async def list(self, kind: Kind, namespace: str = "", labels: str = "", *, name: str = "") -> Listing:
+        """All of a kind: of one namespace, or of all (""), that match the label selector; with `name` only
+        what is called so, for which a right to that name is enough."""
 
     @abc.abstractmethod
     def watch(
-        self, kind: Kind, namespace: str = "", labels: str = "", *, since: str = ""
+        self, kind: Kind, namespace: str = "", labels: str = "", *, since: str = "", name: str = ""
     ) -> AsyncIterator[Change]:
-        """Every change after the revision `since`, in order, none twice, until cancelled; without `since`,
-        first all that there is, as ADDED. It may end at any time: watch again from the last revision seen.
-        ExpiredError when that is too old."""
+        """Every change of what `list` would tell, after the revision `since`, in order, none twice, until
+        cancelled; without `since`, first all that there is, as ADDED. It may end at any time: watch again
+        from the last revision seen. ExpiredError when that is too old."""
 
     @abc.abstractmethod
     async def create(self, thing: Object) -> Object:
@@ -145,7 +146,8 @@ class Cluster(abc.ABC):
     @abc.abstractmethod
     async def review_token(self, token: str, audience: str) -> Bearer:
         """Who bears this token. UnauthenticatedError if it is forged, expired, for another audience, or bound
-        to a pod or account that is gone."""
+        to a pod or account that is gone. An empty audience is the API server's own; nobody has a token for
+        that of the local home."""
 
     @abc.abstractmethod
     async def review_access(self, bearer: Bearer, access: Access) -> bool:
@@ -153,7 +155,8 @@ class Cluster(abc.ABC):
 
     @abc.abstractmethod
     async def issue_token(self, namespace: str, account: str, audience: str, seconds: int) -> str:
-        """A token of a ServiceAccount, bound to no pod (TokenRequest). NotFoundError."""
+        """A token of a ServiceAccount, bound to no pod (TokenRequest). NotFoundError. An empty audience is
+        the API server's own; the local home, which has none, refuses it (InvalidError)."""
 
     @abc.abstractmethod
     def logs(self, log: Log) -> AsyncIterator[bytes]:

@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 
 
 class Informer:
-    """What `cluster` has of a kind: of one namespace, or of all (""), that matches the label selector.
+    """What `cluster` has of a kind: of one namespace, or of all (""), that matches the label selector; or the
+    one thing that has this `name`.
 
     The objects that it gives and tells are the cache's own: nobody changes them. Without `whole` they have
     no metadata.managedFields, which is often more than all the rest of an object. `keep` says what else of an
@@ -47,6 +48,7 @@ class Informer:
         namespace: str = "",
         labels: str = "",
         *,
+        name: str = "",
         whole: bool = False,
         keep: Callable[[Object], Object] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -56,6 +58,7 @@ class Informer:
         self._cluster = cluster
         self._namespace = namespace
         self._labels = labels
+        self._name = name
         self._whole = whole
         self._keep = keep
         self._clock = clock
@@ -81,7 +84,9 @@ class Informer:
                 if not self._revision:
                     await self._relist()
                 before = self._heard_at
-                watched = self._cluster.watch(self.kind, self._namespace, self._labels, since=self._revision)
+                watched = self._cluster.watch(
+                    self.kind, self._namespace, self._labels, since=self._revision, name=self._name
+                )
                 async for change in watched:
                     failures = 0
                     await self._take(change)
@@ -114,7 +119,7 @@ class Informer:
         return self._clock() - self._heard_at
 
     async def _relist(self) -> None:
-        listing = await self._cluster.list(self.kind, self._namespace, self._labels)
+        listing = await self._cluster.list(self.kind, self._namespace, self._labels, name=self._name)
         now = {key_of(thing): thing for thing in listing.items}
         self._heard()
         self._revision = listing.revision

@@ -41,6 +41,17 @@ JOB = Kind("batch", "v1", "Job", "jobs")
 CRON_JOB = Kind("batch", "v1", "CronJob", "cronjobs")
 NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 SCALED_OBJECT = Kind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")
+ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
+CLUSTER_ROLE = Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
+API_SERVICE = Kind("apiregistration.k8s.io", "v1", "APIService", "apiservices", namespaced=False)
+
+_ADMISSION = ("admissionregistration.k8s.io", "v1")
+VALIDATING_WEBHOOKS = Kind(
+    *_ADMISSION, "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", namespaced=False
+)
+MUTATING_WEBHOOKS = Kind(
+    *_ADMISSION, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", namespaced=False
+)
 
 POD_METRICS = Kind("metrics.k8s.io", "v1beta1", "PodMetrics", "pods")
 
@@ -54,7 +65,8 @@ OURS = (AGENT, AGENT_FLEET, MODEL_POOL, MCP_SERVER_SET)
 
 KINDS = (
     NAMESPACE, POD, SERVICE, SERVICE_ACCOUNT, CONFIG_MAP, SECRET, EVENT, LEASE, DEPLOYMENT, REPLICA_SET,
-    STATEFUL_SET, JOB, CRON_JOB, NETWORK_POLICY, SCALED_OBJECT, POD_METRICS, *OURS,
+    STATEFUL_SET, JOB, CRON_JOB, NETWORK_POLICY, SCALED_OBJECT, ENDPOINT_SLICE, CLUSTER_ROLE, API_SERVICE,
+    VALIDATING_WEBHOOKS, MUTATING_WEBHOOKS, POD_METRICS, *OURS,
 )  # fmt: skip
 _BY_NAME = {(kind.api_version, kind.name): kind for kind in KINDS}
 

@@ -6,15 +6,14 @@ TLS 1.2 is refused, which h2corn itself would take.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import ssl
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache
-from typing import Any, cast
+from functools import lru_cache, partial
+from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
 
 import grpc
@@ -46,20 +45,34 @@ _HEAD_BYTES = 32 * 1024
 _REQUEST_SECONDS = 20.0
 _OWN_HEADERS = {b"content-type", b"te", b"host"}
 
-_der = lru_cache(maxsize=4096)(ssl.PEM_cert_to_DER_cert)  # h2corn gives PEM, one object per connection
+der = lru_cache(maxsize=4096)(ssl.PEM_cert_to_DER_cert)
+"""h2corn gives PEM, one object per connection."""
 
 
-class H2cornFront:
-    """Serves a doorway from one listening socket, by one h2corn server after another: a server keeps the
-    certificate that it began with, so rotating means to start the next one and to let the last one drain.
+A = TypeVar("A")
+
+
+class Succession(Generic[A]):
+    """One listening socket, and one h2corn server after another on it: a server keeps the certificate that it
+    began with, so rotating means to start the next one and to let the last one drain.
+
+    `config` makes a server's configuration for a file descriptor of the socket. `interrupt` ends what is
+    still inside an application when its time is up; without it h2corn does.
     """
 
-    def __init__(self, doorway: Doorway, identity: Identity, limits: Limits) -> None:
-        self._doorway = doorway
-        self._identity = identity
-        self._limits = limits
+    def __init__(
+        self,
+        application: Callable[[], A],
+        config: Callable[[int], Config],
+        drain_seconds: float,
+        interrupt: Callable[[A], None] = lambda _: None,
+    ) -> None:
+        self._application = application
+        self._config = config
+        self._drain_seconds = drain_seconds
+        self._interrupt = interrupt
         self._listener: socket.socket | None = None
-        self._running: tuple[Application, Server, asyncio.Task[None]] | None = None
+        self._running: tuple[A, Server, asyncio.Task[None]] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> int:
@@ -70,11 +83,11 @@ class H2cornFront:
         return bound
 
     async def rotate(self) -> None:
-        """Serves new connections with the certificate that is in our files now."""
+        """Serves new connections as the configuration is now; OSError or ValueError if that cannot be."""
         if self._listener is None or self._running is None:
             return
         last, self._running = self._running, await self._begin(self._listener)
-        retiring = asyncio.create_task(self._end(*last, self._limits.drain_seconds))
+        retiring = asyncio.create_task(self._end(*last, self._drain_seconds))
         self._retiring.add(retiring)
         retiring.add_done_callback(self._retiring.discard)
 
@@ -85,48 +98,62 @@ class H2cornFront:
         self._listener.close()
         await asyncio.gather(self._end(*self._running, seconds), *self._retiring)
 
-    async def _begin(self, listener: socket.socket) -> tuple[Application, Server, asyncio.Task[None]]:
-        application = Application(self._doorway, self._limits)
-        server = Server(cast("Any", application), self._config(os.dup(listener.fileno())))
+    async def _begin(self, listener: socket.socket) -> tuple[A, Server, asyncio.Task[None]]:
+        application = self._application()
+        server = Server(cast("Any", application), self._config(listener.fileno()))  # it makes a copy of that
         task = asyncio.create_task(server.serve())
         await server.wait_started()
         return application, server, task
 
-    async def _end(
-        self, application: Application, server: Server, task: asyncio.Task[None], seconds: float
-    ) -> None:
+    async def _end(self, application: A, server: Server, task: asyncio.Task[None], seconds: float) -> None:
         server.shutdown()
         await asyncio.wait({task}, timeout=seconds)
-        self._doorway.interrupt(
-            UnavailableError("the server is going away"),
-            lambda visit: isinstance(visit, Exchange) and visit.application is application,
-        )
+        self._interrupt(application)
         await task
 
-    def _config(self, fd: int) -> Config:
-        certified = self._doorway.certified
-        single = [m.name for m in self._doorway.methods.values() if not m.asks_many]
-        return Config(
-            bind=(f"fd://{fd}",),
-            certfile=self._identity.certificate,
-            keyfile=self._identity.key,
-            ca_certs=self._identity.root if certified else None,
-            # who shows none is refused by the doorway, with a code and a log line
-            cert_reqs="optional" if certified else "none",
-            grpc=True,
-            http1=False,
-            lifespan="off",
-            access_log=False,
-            log_format="json",
-            runtime_threads=1,  # a second one gains nothing: the handlers share one loop
-            date_header=False,
-            limit_connections=self._limits.max_connections,
-            max_concurrent_streams=self._limits.max_streams,
-            h2_max_header_list_size=_HEAD_BYTES,
-            h2_max_header_block_size=_HEAD_BYTES,
-            request_policies=tuple(map(_policy, single)),
-            timeout_graceful_shutdown=self._limits.drain_seconds + 2,
+
+class H2cornFront(Succession["Application"]):
+    """Serves a doorway."""
+
+    def __init__(self, doorway: Doorway, identity: Identity, limits: Limits) -> None:
+        super().__init__(
+            partial(Application, doorway, limits),
+            partial(_config, doorway, identity, limits),
+            limits.drain_seconds,
+            partial(_interrupt, doorway),
         )
+
+
+def _interrupt(doorway: Doorway, application: Application) -> None:
+    doorway.interrupt(
+        UnavailableError("the server is going away"),
+        lambda visit: isinstance(visit, Exchange) and visit.application is application,
+    )
+
+
+def _config(doorway: Doorway, identity: Identity, limits: Limits, fd: int) -> Config:
+    single = [method.name for method in doorway.methods.values() if not method.asks_many]
+    return Config(
+        bind=(f"fd://{fd}",),
+        certfile=identity.certificate,
+        keyfile=identity.key,
+        ca_certs=identity.root if doorway.certified else None,
+        # who shows none is refused by the doorway, with a code and a log line
+        cert_reqs="optional" if doorway.certified else "none",
+        grpc=True,
+        http1=False,
+        lifespan="off",
+        access_log=False,
+        log_format="json",
+        runtime_threads=1,  # a second one gains nothing: the handlers share one loop
+        date_header=False,
+        limit_connections=limits.max_connections,
+        max_concurrent_streams=limits.max_streams,
+        h2_max_header_list_size=_HEAD_BYTES,
+        h2_max_header_block_size=_HEAD_BYTES,
+        request_policies=tuple(map(_policy, single)),
+        timeout_graceful_shutdown=limits.drain_seconds + 2,
+    )
 
 
 class Application:
@@ -205,7 +232,7 @@ class Exchange(Visit):
         if tls["tls_version"] != _TLS_1_3:
             raise UnauthenticatedError("TLS 1.3 is required")
         chain = tls["client_cert_chain"]
-        return _der(chain[0]) if chain else None
+        return der(chain[0]) if chain else None
 
     def timeout(self) -> float:
         value = self._headers.get(b"grpc-timeout")

@@ -123,9 +123,14 @@ class Report:
     until: Stage
 
     @property
+    def missing(self) -> Sequence[Outcome]:
+        """Those who did not come as far as was asked. Of a dry run, who would not be asked."""
+        return [each for each in self.outcomes if each.stage is not Stage.WOULD and each.stage < self.until]
+
+    @property
     def done(self) -> int:
         """How many came as far as was asked. Of a dry run, how many would be asked."""
-        return sum(each.stage >= self.until or each.stage is Stage.WOULD for each in self.outcomes)
+        return len(self.outcomes) - len(self.missing)
 
     @property
     def is_done(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,6 +29,7 @@ from libs.errors import (
 _MOST_CONNECTIONS = 64
 _CONNECT_SECONDS = 5.0
 _RELOAD_SECONDS = 10.0
+_WARNING = re.compile(r'\d{3} \S+ "(.*)"', re.DOTALL)
 _FAILURES = (aiohttp.ClientError, TimeoutError, OSError, ConfigException, msgspec.DecodeError)
 
 Query = Iterable[tuple[str, str]]
@@ -72,10 +74,15 @@ def error_of(status: int, answer: Mapping[str, Any]) -> MeshError:
 
 
 class Api:
-    """One API server. `load` gives its configuration, and again when it no longer takes our credentials."""
+    """One API server. `load` gives its configuration, and again when it no longer takes our credentials;
+    `warned` hears what it warns of."""
 
     def __init__(
-        self, configuration: Configuration, load: Callable[[], Awaitable[Configuration]], deadline: float
+        self,
+        configuration: Configuration,
+        load: Callable[[], Awaitable[Configuration]],
+        deadline: float,
+        warned: Callable[[str], None] = lambda _: None,
     ) -> None:
         configuration.connection_pool_maxsize = _MOST_CONNECTIONS
         # A proxy is the kubeconfig's to name; looking for one in the environment costs a thread per request.
@@ -85,6 +92,7 @@ class Api:
         self._loaded_at = float("-inf")
         self._rest = RESTClientObject(configuration)
         self._deadline = deadline
+        self._warned = warned
 
     async def close(self) -> None:
         """Closes all connections; what still runs on them fails."""
@@ -98,6 +106,17 @@ class Api:
         try:
             async with self._request(method, path, query, body, form, limits) as response:
                 return msgspec.json.decode(await response.read(), type=dict[str, Any])
+        except _FAILURES as error:
+            raise UnavailableError(f"{method} {path}: {_words(error)}") from error
+
+    async def call(
+        self, method: str, path: str, query: Query, body: object, seconds: float
+    ) -> tuple[int, Mapping[str, Any]]:
+        """The HTTP status and what is answered in so many seconds, be it a refusal."""
+        limits = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
+        try:
+            async with self._answer(method, path, query, body, "json", limits) as response:
+                return response.status, _status(await response.read())
         except _FAILURES as error:
             raise UnavailableError(f"{method} {path}: {_words(error)}") from error
 
@@ -121,13 +140,22 @@ class Api:
     async def _request(
         self, method: str, path: str, query: Query, body: object, form: str, limits: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        async with self._answer(method, path, query, body, form, limits) as response:
+            if response.status >= 300:
+                raise error_of(response.status, _status(await response.read()))
+            yield response
+
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, query: Query, body: object, form: str, limits: aiohttp.ClientTimeout
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         response = await self._send(method, path, query, body, form, limits)
         if response.status == 401 and await self._renewed():
             response.release()
             response = await self._send(method, path, query, body, form, limits)
         async with response:
-            if response.status >= 300:
-                raise error_of(response.status, _status(await response.read()))
+            for warning in response.headers.getall("Warning", ()):
+                self._warned(_warning(warning))
             yield response
 
     async def _send(
@@ -166,6 +194,12 @@ def _status(data: bytes) -> Mapping[str, Any]:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, msgspec.ValidationError):
         return {"message": data[:500].decode(errors="replace")}
+
+
+def _warning(header: str) -> str:
+    """The text of a header such as `299 - "it is old"` (RFC 7234, 5.5)."""
+    match = _WARNING.fullmatch(header)
+    return re.sub(r"\\(.)", r"\1", match[1]) if match else header
 
 
 def _words(error: Exception) -> str:

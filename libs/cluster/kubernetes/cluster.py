@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import jwt
 import yaml
@@ -42,18 +43,23 @@ _TOKEN_ID = "authentication.kubernetes.io/credential-id"
 
 @asynccontextmanager
 async def connect(
-    kubeconfig: Path | None, context: str = "", *, deadline: float = _DEADLINE, silence: float = _SILENCE
+    kubeconfig: Path | None,
+    context: str = "",
+    *,
+    deadline: float = _DEADLINE,
+    silence: float = _SILENCE,
+    warned: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[KubernetesCluster]:
     """The cluster of a kubeconfig's context; without one, that of our pod's ServiceAccount, or where we are
     in no pod, that of kubectl's default. A request ends within `deadline` seconds, a watch after `silence`
-    seconds without a word. SettingsError if there is no such configuration. It asks nothing yet, see
-    `version`."""
+    seconds without a word; `warned` hears the API server's warnings. SettingsError if there is no such
+    configuration. It asks nothing yet, see `version`."""
 
     async def load() -> Configuration:
         return await _configuration(kubeconfig, context)
 
     try:
-        api = Api(await load(), load, deadline)
+        api = Api(await load(), load, deadline, warned)
     except (ConfigException, yaml.YAMLError, OSError) as error:
         raise SettingsError(f"no way to a cluster: {error}") from error
     except (TypeError, ValueError, AttributeError, KeyError) as error:  # how the client says: of no such form
@@ -93,9 +99,9 @@ class KubernetesCluster(Cluster):
         """As the port says."""
         return await self._api.ask("GET", path_of(kind, namespace, name))
 
-    async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> Listing:
+    async def list(self, kind: Kind, namespace: str = "", labels: str = "", *, name: str = "") -> Listing:
         """As the port says; over the wire it comes in pages of 500."""
-        selector = [("labelSelector", labels)] if labels else []
+        selector = _selector(labels, name)
         path = path_of(kind, namespace)
         try:
             pages = [page async for page in self._pages(path, [*selector, ("limit", str(_PAGE))])]
@@ -108,7 +114,7 @@ class KubernetesCluster(Cluster):
         return Listing(items, pages[-1]["metadata"].get("resourceVersion", ""))  # metrics have none
 
     async def watch(
-        self, kind: Kind, namespace: str = "", labels: str = "", *, since: str = ""
+        self, kind: Kind, namespace: str = "", labels: str = "", *, since: str = "", name: str = ""
     ) -> AsyncIterator[Change]:
         """As the port says. UnavailableError, too, when even bookmarks stay away."""
         query = [
@@ -117,7 +123,7 @@ class KubernetesCluster(Cluster):
             ("timeoutSeconds", str(random.randint(*_WATCH_SECONDS))),
         ]
         query += [("resourceVersion", since)] if since else []
-        query += [("labelSelector", labels)] if labels else []
+        query += _selector(labels, name)
         path = path_of(kind, namespace)
         async with (
             self._api.stream(path, query, silence=self._silence) as pieces,
@@ -161,10 +167,13 @@ class KubernetesCluster(Cluster):
         """As the port says. An API server may believe a token for ten seconds more than it should."""
         if not token:
             raise UnauthenticatedError("there is no token")
-        status = await self._review("authentication.k8s.io", "TokenReview", token=token, audiences=[audience])
-        # An authenticator that knows no audiences names none: then the token may be for anybody.
-        if not status.get("authenticated") or audience not in status.get("audiences", ()):
-            raise UnauthenticatedError(status.get("error") or f"the token is not for {audience}")
+        audiences = [audience] if audience else []
+        status = await self._review("authentication.k8s.io", "TokenReview", token=token, audiences=audiences)
+        # An authenticator that knows no audiences names none: then the token may be for anybody. If we name
+        # none, the API server has asked for its own.
+        is_ours = not audience or audience in status.get("audiences", ())
+        if not status.get("authenticated") or not is_ours:
+            raise UnauthenticatedError(status.get("error") or f"the token is not for {audience or 'the API'}")
         user = status["user"]
         extra = {name: tuple(values) for name, values in (user.get("extra") or {}).items()}
         return Bearer(
@@ -203,7 +212,7 @@ class KubernetesCluster(Cluster):
         body = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
-            "spec": {"audiences": [audience], "expirationSeconds": seconds},
+            "spec": {"audiences": [audience] if audience else [], "expirationSeconds": seconds},
         }
         path = path_of(SERVICE_ACCOUNT, namespace, account, "token")
         return str((await self._api.ask("POST", path, body=body))["status"]["token"])
@@ -217,6 +226,13 @@ class KubernetesCluster(Cluster):
         async with self._api.stream(path, query, silence=None if log.follow else self._silence) as pieces:
             async for piece in pieces:
                 yield piece
+
+    async def call(
+        self, method: str, path: str, query: Query = (), body: object = None, *, seconds: float = _DEADLINE
+    ) -> tuple[int, Mapping[str, Any]]:
+        """What an aggregated API answers in so many seconds: the HTTP status, and JSON, of a refusal too (as
+        `message`, if it is no JSON). UnavailableError if nothing came."""
+        return await self._api.call(method, path, query, body, seconds)
 
     async def version(self) -> str:
         """As the port says."""
@@ -237,6 +253,11 @@ class KubernetesCluster(Cluster):
         body = {"apiVersion": kind.api_version, "kind": name, "spec": spec}
         status: Object = (await self._api.ask("POST", path_of(kind), body=body))["status"]
         return status
+
+
+def _selector(labels: str, name: str) -> list[tuple[str, str]]:
+    selector = [("labelSelector", labels)] if labels else []
+    return [*selector, ("fieldSelector", f"metadata.name={name}")] if name else selector
 
 
 def _where(thing: Object) -> tuple[Kind, str, str]:

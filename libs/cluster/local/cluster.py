@@ -39,25 +39,25 @@ class LocalCluster(Cluster):
         await asyncio.sleep(0)
         return self._store.read(kind, namespace, name)
 
-    async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> Listing:
+    async def list(self, kind: Kind, namespace: str = "", labels: str = "", *, name: str = "") -> Listing:
         """As the port says."""
         await asyncio.sleep(0)
         matches, items, revision = selector(labels), list[Object](), self._store.revision
         for index, item in enumerate(self._store.all(kind, namespace)):
-            if matches(item["metadata"].get("labels", {})):
+            if matches(item["metadata"].get("labels", {})) and name in ("", item["metadata"]["name"]):
                 items.append(item)
             if index % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)  # the rows are read: they are of that revision however long this takes
         return Listing(items, str(revision))
 
     async def watch(
-        self, kind: Kind, namespace: str = "", labels: str = "", *, since: str = ""
+        self, kind: Kind, namespace: str = "", labels: str = "", *, since: str = "", name: str = ""
     ) -> AsyncIterator[Change]:
         """As the port says. Without `since` it begins with all that is there, as ADDED. It reads the log of
         changes, so a slow reader costs no memory; one that is 10,000 changes late gets an ExpiredError."""
         matches = selector(labels)
         if since in ("", "0"):
-            listing = await self.list(kind, namespace, labels)
+            listing = await self.list(kind, namespace, labels, name=name)
             since = listing.revision
             for item in listing.items:
                 yield Change("ADDED", item)
@@ -68,7 +68,8 @@ class LocalCluster(Cluster):
             page = self._store.changes(kind, namespace, seen)
             for recorded in page:
                 seen = recorded.revision
-                if change := _seen_through(recorded, matches):
+                is_meant = name in ("", recorded.object["metadata"]["name"])
+                if is_meant and (change := _seen_through(recorded, matches)):
                     yield change
             if not page:
                 # nothing of this kind up to now; and no change can come between this line and the wait

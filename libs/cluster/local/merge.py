@@ -41,6 +41,7 @@ _BUILT_IN: dict[str, tuple[str, ...]] = {
     "hostAliases": ("ip",),
     "podIPs": ("ip",),
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "webhooks": ("name",),
 }
 _CONTAINERS = frozenset({"containers", "initContainers", "ephemeralContainers"})
 _DEFAULTS = {"protocol": "TCP"}

@@ -86,13 +86,13 @@ class FakeCluster(Cluster):
             raise NotFoundError(name) from None
         return await self._answer(thing)
 
-    async def list(self, kind, namespace="", labels=""):
+    async def list(self, kind, namespace="", labels="", *, name=""):
         await self._check("list")
         items = [thing for key, thing in self.world.objects.items() if key[0] == kind]
         revision = str(self.world.revision)
         return Listing(await self._answer(items), revision)
 
-    async def watch(self, kind, namespace="", labels="", *, since=""):
+    async def watch(self, kind, namespace="", labels="", *, since="", name=""):
         await self._check("watch")
         seen, cuts = int(since), self.world.cuts
         while True:

@@ -281,6 +281,12 @@ class TestList:
         assert "b" in names((await home.list(CONFIG_MAP, labels="app=x")).items)
         assert names((await home.list(CONFIG_MAP, "default", "app in (x, y)")).items) == []
 
+    async def test_a_name_narrows_it_to_one(self, home, namespace, make):
+        for name in ("a", "ab"):
+            await home.create(make(CONFIG_MAP, name, labels={"app": "x"}))
+        assert names((await home.list(CONFIG_MAP, namespace, name="a")).items) == ["a"]
+        assert names((await home.list(CONFIG_MAP, namespace, "app=y", name="a")).items) == []
+
     async def test_items_say_what_they_are(self, home, namespace, make):
         await home.create(make(CONFIG_MAP, "a", labels={"app": "x"}))
         [item] = (await home.list(CONFIG_MAP, namespace, "app=x")).items
@@ -588,6 +594,17 @@ class TestWatch:
         async with aclosing(home.watch(CONFIG_MAP, namespace, "w=1", since=since)) as watched:
             assert told(await take(watched, 2)) == [("ADDED", "a"), ("DELETED", "a")]
 
+    async def test_a_watch_of_a_name_tells_of_it_alone(self, home, namespace, make):
+        await home.create(make(CONFIG_MAP, "before"))
+        async with aclosing(home.watch(CONFIG_MAP, namespace, name="a")) as watched:
+            asked = asyncio.create_task(take(watched, 1))
+            await home.create(make(CONFIG_MAP, "b"))
+            made = await home.create(make(CONFIG_MAP, "a"))
+            assert told(await asked) == [("ADDED", "a")]
+            await home.delete(CONFIG_MAP, namespace, "b")
+            await home.replace({**made, "data": {"k": "1"}})
+            assert told(await take(watched, 1)) == [("MODIFIED", "a")]
+
     async def test_other_kinds_and_namespaces_are_not_told(self, home, namespace, make):
         since = (await home.list(AGENT, namespace)).revision
         await home.create(make(CONFIG_MAP, "a"))
@@ -660,6 +677,15 @@ class TestTokens:
         token = await home.issue_token(namespace, "robot", "somebody-else", 3600)
         with pytest.raises(UnauthenticatedError):
             await home.review_token(token, AUDIENCE)
+
+    async def test_no_audience_is_that_of_the_api_server(self, home, make, namespace):
+        await home.create(make(SERVICE_ACCOUNT, "robot"))
+        token = await home.issue_token(namespace, "robot", AUDIENCE, 3600)
+        with pytest.raises(UnauthenticatedError):
+            await home.review_token(token, "")
+        if isinstance(home, KubernetesCluster):  # the local home has none
+            own = await home.issue_token(namespace, "robot", "", 3600)
+            assert (await home.review_token(own, "")).service_account == (namespace, "robot")
 
     @pytest.mark.parametrize("token", ["", "garbage", "a.b.c", "ey.ey.ey", "\x00", "x" * 10_000])
     async def test_garbage_is_refused(self, home, token):

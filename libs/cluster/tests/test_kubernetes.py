@@ -193,6 +193,15 @@ async def test_list_goes_through_its_pages(cluster, script):
     ]
 
 
+async def test_a_name_is_a_field_selector_which_a_right_to_one_name_allows(cluster, script):
+    script.says(**page("a"))
+    await cluster.list(CONFIG_MAP, "n", name="a")
+    script.streams()
+    async with aclosing(cluster.watch(CONFIG_MAP, "n", name="a")) as watched:
+        assert [change async for change in watched] == []
+    assert [query["fieldSelector"] for _, _, query, _ in script.asked] == ["metadata.name=a"] * 2
+
+
 async def test_list_that_expires_between_pages_is_asked_for_in_one(cluster, script):
     script.says(**page("a", further="next"))
     script.says(410, kind="Status", reason="Expired", message="too old")
@@ -383,6 +392,15 @@ async def test_review_that_does_not_name_our_audience_is_a_refusal(cluster, scri
         await cluster.review_token(token(), "us")
 
 
+async def test_without_an_audience_the_api_server_asks_for_its_own(cluster, script):
+    script.says(201, status=REVIEWED | {"audiences": ["https://kubernetes.default.svc"]})
+    assert (await cluster.review_token(token(), "")).uid == "u"
+    assert json.loads(script.body)["spec"] == {"token": token(), "audiences": []}
+    script.says(201, status={"authenticated": False})
+    with pytest.raises(UnauthenticatedError):
+        await cluster.review_token(token(), "")
+
+
 async def test_token_without_id_or_end_has_an_id_of_its_own(cluster, script):
     user = {"username": "u"}
     for _ in range(3):
@@ -416,3 +434,18 @@ async def test_kinds_without_namespace_have_a_path_of_their_own(cluster, script)
     script.says(metadata={"name": "n"})
     await cluster.get(NAMESPACE, "", "n")
     assert script.asked[0][1] == "/api/v1/namespaces/n"
+
+
+async def test_warnings_are_heard_whatever_the_answer_is(script, port, kubeconfig):
+    for status in (200, 422):
+        response = web.json_response({"message": "no"}, status=status)
+        for text in ('299 - "it is \\"old\\""', '299 - "two"', "odd"):
+            response.headers.add("Warning", text)
+        script.answers.append(response)
+    heard: list[str] = []
+    async with connect(kubeconfig(port), warned=heard.append) as cluster:
+        await cluster.get(CONFIG_MAP, "n", "p")
+        assert heard == ['it is "old"', "two", "odd"]
+        with pytest.raises(InvalidError):
+            await cluster.get(CONFIG_MAP, "n", "p")
+    assert len(heard) == 6

@@ -36,10 +36,10 @@ async def test_it_certifies_itself_and_publishes_whom_to_trust_where_agents_are(
 
 async def test_it_is_not_ready_before_everything_was_listed_once(local: World):
     class Deaf(Through):
-        async def list(self, kind, namespace="", labels=""):
+        async def list(self, kind, namespace="", labels="", *, name=""):
             if kind is AGENT:
                 raise UnavailableError("no answer")
-            return await super().list(kind, namespace, labels)
+            return await super().list(kind, namespace, labels, name=name)
 
     folder = local.folder / "tls"
     folder.mkdir(mode=0o700)

@@ -39,13 +39,13 @@ class Through(Cluster):
     async def get(self, kind: Kind, namespace: str, name: str) -> Object:
         return await self.inner.get(kind, namespace, name)
 
-    async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> Listing:
-        return await self.inner.list(kind, namespace, labels)
+    async def list(self, kind: Kind, namespace: str = "", labels: str = "", *, name: str = "") -> Listing:
+        return await self.inner.list(kind, namespace, labels, name=name)
 
     def watch(
-        self, kind: Kind, namespace: str = "", labels: str = "", *, since: str = ""
+        self, kind: Kind, namespace: str = "", labels: str = "", *, since: str = "", name: str = ""
     ) -> AsyncIterator[Change]:
-        return self.inner.watch(kind, namespace, labels, since=since)
+        return self.inner.watch(kind, namespace, labels, since=since, name=name)
 
     async def create(self, thing: Object) -> Object:
         self._before("create", thing)

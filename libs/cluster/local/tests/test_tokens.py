@@ -179,13 +179,50 @@ async def test_who_may_ask_for_which_identity(cluster, account, resource, where,
     assert await cluster.review_access(bearer, access) == expected
 
 
-async def test_nothing_but_identities_is_allowed(cluster, worker):
-    bearer = await cluster.review_token(
-        await cluster.issue_token("default", "default", AUDIENCE, 60), AUDIENCE
-    )
-    assert not await cluster.review_access(bearer, Access("get", "identity.agentctl.dev", "users", "default"))
-    assert not await cluster.review_access(bearer, Access("request", "", "users", "default"))
-    in_pod = await cluster.review_token(await cluster.issue_pod_token(worker, AUDIENCE, 60), AUDIENCE)
-    access = Access("request", "identity.agentctl.dev", "users", "default")
-    assert await cluster.review_access(bearer, access)
-    assert not await cluster.review_access(in_pod, access)
+@pytest.mark.parametrize("where", ["default", "other"])
+@pytest.mark.parametrize(
+    ("verb", "group", "resource", "subresource"),
+    [
+        ("get", "", "secrets", ""),
+        ("impersonate", "", "serviceaccounts", ""),
+        ("create", "management.agentctl.dev", "agents", "drain"),
+        ("create", "management.agentctl.dev", "agentfleets", "lame-duck"),
+        ("create", "management.agentctl.dev", "agents", "cancel"),
+        ("create", "management.agentctl.dev", "agentfleets", "pause"),
+        ("create", "management.agentctl.dev", "agents", "resume"),
+        ("get", "management.agentctl.dev", "agentfleets", "status"),
+    ],
+)
+async def test_an_account_edits_and_manages_in_its_own_namespace_only(
+    cluster, worker, verb, group, resource, subresource, where
+):
+    access = Access(verb, group, resource, where, "x", subresource)
+    assert await cluster.review_access(await account(cluster), access) == (where == "default")
+    assert await cluster.review_access(await account(cluster, SYSTEM, ADMINISTRATOR), access)
+    assert not await cluster.review_access(await in_pod(cluster, worker), access)
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        Access("get", "identity.agentctl.dev", "users", "default"),
+        Access("request", "", "users", "default"),
+        Access("list", "", "secrets", "default"),
+        Access("get", "management.agentctl.dev", "agents", "default", "x"),
+        Access("create", "management.agentctl.dev", "agents", "default", "x"),
+        Access("create", "management.agentctl.dev", "agents", "default", "x", "status"),
+        Access("override", "agentctl.dev", "agents", "default", "x", "trifecta"),
+        Access("override", "agentctl.dev", "agentfleets", "default", "x", "trifecta"),
+    ],
+)
+async def test_all_else_is_the_administrators(cluster, access):
+    assert not await cluster.review_access(await account(cluster), access)
+    assert await cluster.review_access(await account(cluster, SYSTEM, ADMINISTRATOR), access)
+
+
+async def account(cluster, namespace="default", name="default"):
+    return await cluster.review_token(await cluster.issue_token(namespace, name, AUDIENCE, 60), AUDIENCE)
+
+
+async def in_pod(cluster, worker):
+    return await cluster.review_token(await cluster.issue_pod_token(worker, AUDIENCE, 60), AUDIENCE)

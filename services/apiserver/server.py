@@ -1,0 +1,60 @@
+"""ManagementService: the verbs for callers of the mesh."""
+
+from __future__ import annotations
+
+from agentctl.management.v1 import management_service_pb2 as pb
+from agentctl.management.v1 import management_service_pb2_grpc as pb_grpc
+from libs.cluster import Bearer
+from libs.cluster.bearers import bearer_of
+from libs.errors import NotFoundError
+from libs.rpc.call import Call
+
+from . import wire
+from .management import Management
+from .verbs import Target, Verb
+
+_MARGIN = 0.2  # seconds before the caller's deadline in which the answer has to leave
+
+
+class ManagementServer(pb_grpc.ManagementServiceServicer):
+    """The servicer. A user acts in its own namespace only; what one may not see is not found."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+
+    async def Drain(self, request: pb.DrainRequest, context: object) -> pb.DrainResponse:
+        return pb.DrainResponse(report=await self._act(Verb.DRAIN, request, context))
+
+    async def LameDuck(self, request: pb.LameDuckRequest, context: object) -> pb.LameDuckResponse:
+        return pb.LameDuckResponse(report=await self._act(Verb.LAME_DUCK, request, context))
+
+    async def Cancel(self, request: pb.CancelRequest, context: object) -> pb.CancelResponse:
+        return pb.CancelResponse(report=await self._act(Verb.CANCEL, request, context))
+
+    async def Pause(self, request: pb.PauseRequest, context: object) -> pb.PauseResponse:
+        return pb.PauseResponse(report=await self._act(Verb.PAUSE, request, context))
+
+    async def Resume(self, request: pb.ResumeRequest, context: object) -> pb.ResumeResponse:
+        return pb.ResumeResponse(report=await self._act(Verb.RESUME, request, context))
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: object) -> pb.GetStatusResponse:
+        target = wire.target_from_pb(request.target)
+        bearer = _bearer(target, context)
+        return wire.statuses_to_pb(await self._management.status(bearer, target, within=_within(context)))
+
+    async def _act(self, verb: Verb, request: wire.VerbRequest, context: object) -> pb.Report:
+        order = wire.order_from_pb(verb, request)
+        bearer = _bearer(order.target, context)
+        return wire.report_to_pb(await self._management.act(bearer, order, within=_within(context)))
+
+
+def _bearer(target: Target, context: object) -> Bearer:
+    """Who calls, to RBAC."""
+    caller = Call.of(context).caller
+    if caller.namespace not in ("", target.namespace):
+        raise NotFoundError(f"no such object: {target}")
+    return bearer_of(caller)
+
+
+def _within(context: object) -> float:
+    return Call.of(context).time_remaining() - _MARGIN

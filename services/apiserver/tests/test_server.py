@@ -1,0 +1,132 @@
+"""ManagementService, over the wire, as people of each kind."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from agentctl.agent.v1 import run_pb2
+from agentctl.management.v1 import management_service_pb2 as pb
+from libs.contract.run import Run, State, Trigger
+from libs.errors import DeadlineError, DeniedError, InvalidError, MeshError, NotFoundError, PreconditionError
+from libs.testing.mesh import NAMESPACE
+
+from .world import World
+
+WRITER = pb.Target(namespace=NAMESPACE, agent="writer")
+ROOT = "administrator/agentctl-system.administrator"
+
+
+@pytest.mark.parametrize("role", ["user/demo.ann", ROOT])
+async def test_each_verb_reaches_the_agent(world: World, role: str):
+    _, agent = await world.running(await world.agent(), "writer")
+    await agent.put(Run("item-1", Trigger.ITEM))
+    terms = pb.Terms(reason="why", until=pb.STAGE_IN_EFFECT)
+    async with world.stub(role) as stub:
+        lame = await stub.LameDuck(pb.LameDuckRequest(target=WRITER, terms=terms))
+        back = await stub.LameDuck(pb.LameDuckRequest(target=WRITER, terms=terms, undo=True))
+        held = await stub.Pause(pb.PauseRequest(target=WRITER, terms=terms))
+        going = await stub.Resume(pb.ResumeRequest(target=WRITER, terms=terms))
+        ended = await stub.Cancel(pb.CancelRequest(target=WRITER, terms=terms, run_id="item-1"))
+        drained = await stub.Drain(pb.DrainRequest(target=WRITER, terms=terms, grace=Duration(seconds=3)))
+    answers = [lame, back, held, going, ended, drained]
+    assert [each.report.done_count for each in answers] == [1] * 6
+    assert {each.report.outcomes[0].stage for each in answers} == {pb.STAGE_IN_EFFECT}
+    assert held.report.outcomes[0].runs[0].state == run_pb2.RUN_STATE_PAUSED
+    assert ended.report.outcomes[0].runs[0].state == run_pb2.RUN_STATE_CANCELED
+    assert [each for each in agent.asked if each[0] not in ("pause",)] == [
+        ("lame-duck", True),
+        ("lame-duck", False),
+        ("resume", ""),
+        ("cancel", "item-1", "why"),
+        ("drain", timedelta(seconds=3)),
+    ]
+
+
+async def test_a_status_is_what_the_agent_says(world: World):
+    pod, agent = await world.running(await world.agent(), "writer")
+    await agent.put(Run("item-1", Trigger.ITEM, State.PAUSED))
+    async with world.stub() as stub:
+        answer = await stub.GetStatus(pb.GetStatusRequest(target=WRITER))
+    (status,) = answer.pods
+    assert (status.pod, status.pod_uid) == (pod["metadata"]["name"], pod["metadata"]["uid"])
+    assert (status.phase, status.status.ready, status.error) == ("Running", True, "")
+    assert [each.id for each in status.status.runs] == ["item-1"]
+
+
+async def test_a_user_of_another_namespace_finds_nothing_whatever_rbac_says(world: World):
+    _, agent = await world.running(await world.agent(), "writer")
+    async with world.stub("user/agentctl-system.administrator", "other") as stub:
+        with pytest.raises(NotFoundError):
+            await stub.LameDuck(pb.LameDuckRequest(target=WRITER))
+        with pytest.raises(NotFoundError):
+            await stub.GetStatus(pb.GetStatusRequest(target=WRITER))
+    assert agent.asked == []
+
+
+async def test_a_person_whom_no_role_is_bound_to_is_denied(world: World):
+    await world.running(await world.agent(), "writer")
+    async with world.stub("user/ann") as stub:
+        with pytest.raises(DeniedError, match="no ServiceAccount"):
+            await stub.Pause(pb.PauseRequest(target=WRITER))
+    async with world.stub("administrator/other.bob") as stub:
+        with pytest.raises(DeniedError, match='cannot get resource "agents/status"'):
+            await stub.GetStatus(pb.GetStatusRequest(target=WRITER))
+
+
+@pytest.mark.parametrize("role", ["producer/demo.ann", "cp/gateway", "agent/other"])
+async def test_only_people_may_call(world: World, role: str):
+    async with world.stub(role) as stub:
+        with pytest.raises(DeniedError):
+            await stub.GetStatus(pb.GetStatusRequest(target=WRITER))
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "word"),
+    [
+        (pb.DrainRequest(target=pb.Target(namespace=NAMESPACE)), InvalidError, "target"),
+        (
+            pb.DrainRequest(target=pb.Target(namespace=NAMESPACE, agent="a", fleet="b")),
+            InvalidError,
+            "target",
+        ),
+        (pb.DrainRequest(target=pb.Target(namespace=NAMESPACE, agent="nobody")), NotFoundError, "nobody"),
+        (pb.DrainRequest(target=WRITER), PreconditionError, "no pod that runs"),
+        (pb.DrainRequest(target=WRITER, terms=pb.Terms(reason="é" * 513)), InvalidError, "reason"),
+        (pb.DrainRequest(target=WRITER, terms=pb.Terms(until=pb.STAGE_WOULD)), InvalidError, "until"),
+        (pb.DrainRequest(target=WRITER, terms=pb.Terms(until=pb.Stage.ValueType(17))), InvalidError, "until"),
+        (pb.DrainRequest(target=WRITER, terms=pb.Terms(deadline=Duration())), InvalidError, "deadline"),
+        (pb.DrainRequest(target=WRITER, grace=Duration(seconds=-1)), InvalidError, "grace"),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    world: World, request_: pb.DrainRequest, error: type[MeshError], word: str
+):
+    await world.agent()
+    async with world.stub(ROOT) as stub:
+        with pytest.raises(error, match=word):
+            await stub.Drain(request_)
+
+
+async def test_the_calls_own_deadline_bounds_the_verb_and_its_answer_comes_in_time(world: World):
+    workload = await world.fleet()
+    _, agent = await world.running(workload, "workers", fleet="workers")
+    _, hung = await world.running(workload, "workers", fleet="workers")
+    hung.hangs = True
+    terms = pb.Terms(deadline=Duration(seconds=3600))
+    request = pb.CancelRequest(target=pb.Target(namespace=NAMESPACE, fleet="workers"), terms=terms)
+    async with world.stub() as stub:
+        answer = await stub.Cancel(request, timeout=2)
+    assert [each.reason for each in answer.report.outcomes] == ["", "DEADLINE"]
+    assert agent.asked == [("cancel", "", "")]
+
+
+async def test_a_call_without_enough_time_is_out_of_time_and_asks_nobody(world: World):
+    _, agent = await world.running(await world.agent(), "writer")
+    async with world.stub() as stub:
+        await stub.GetStatus(pb.GetStatusRequest(target=WRITER))  # connected from here on
+        with pytest.raises(DeadlineError):
+            await stub.LameDuck(pb.LameDuckRequest(target=WRITER), timeout=0.15)
+    assert agent.asked == []
