@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import Protocol
+from weakref import WeakValueDictionary
 
+from agentctl.admission.v1 import admission_service_pb2 as admission
 from agentctl.resource.v1 import resource_service_pb2 as pb
 from agentctl.resource.v1 import resource_service_pb2_grpc as pb_grpc
-from libs.cluster import Change, Cluster, Log, Object
+from libs.cluster import Bearer, Change, Cluster, Log, Object
+from libs.cluster.bearers import bearer_of
 from libs.cluster.kinds import (
     CONFIG_MAP,
     NAMESPACE,
@@ -22,6 +27,7 @@ from libs.documents import document_of, struct_of
 from libs.errors import DeniedError, InvalidError, NotFoundError
 from libs.identity import Principal
 from libs.rpc.call import Call
+from services.admission.wire import findings, is_about_rights, listed, patched
 
 from .usage import Usage
 
@@ -40,12 +46,22 @@ _CHANGES = {
 }
 
 
-class Resources(pb_grpc.ResourceServiceServicer):
-    """The servicer. A user of one namespace sees that namespace only; an administrator sees all."""
+class Reviewing(Protocol):
+    """Says whether an object may be declared: a stub of AdmissionService."""
 
-    def __init__(self, cluster: Cluster, usage: Usage) -> None:
+    def Review(self, request: admission.ReviewRequest, /) -> Awaitable[admission.ReviewResponse]:
+        """The verdict. UnavailableError."""
+
+
+class Resources(pb_grpc.ResourceServiceServicer):
+    """The servicer. A user of one namespace sees that namespace only; an administrator sees all. What people
+    declare is `reviewing`'s to judge first, if there is one."""
+
+    def __init__(self, cluster: Cluster, usage: Usage, reviewing: Reviewing | None = None) -> None:
         self._cluster = cluster
         self._usage = usage
+        self._reviewing = reviewing
+        self._turns = WeakValueDictionary[tuple[Kind, str, str], asyncio.Lock]()
 
     async def Apply(self, request: pb.ApplyRequest, context: object) -> pb.ApplyResponse:
         thing = document_of(request.object)
@@ -56,12 +72,24 @@ class Resources(pb_grpc.ResourceServiceServicer):
             raise InvalidError(
                 violations={"field_manager": "names that begin with agentctl- are the plane's"}
             )
-        before = await self._find(kind, namespace, name)
-        after = await self._cluster.apply(thing, request.field_manager or _MANAGER, dry_run=request.dry_run)
+        manager = request.field_manager or _MANAGER
+        async with self._turns.setdefault((kind, namespace, name), asyncio.Lock()):  # nobody between the two
+            before = await self._find(kind, namespace, name)
+            warnings: list[str] = []
+            if self._reviewing and kind in OURS:
+                author = bearer_of(_caller(context))
+                wanted = await self._cluster.apply(thing, manager, dry_run=True)
+                question = _question(wanted, before, author, dry_run=request.dry_run)
+                said = await self._reviewing.Review(question)
+                _check_allowed(wanted, said)
+                patched(thing, said.patch)
+                warnings = [str(each) for each in findings(said.warnings)]
+            after = await self._cluster.apply(thing, manager, dry_run=request.dry_run)
         return pb.ApplyResponse(
             object=struct_of(after),
             created=before is None,
             changed=before is None or _content(before) != _content(after),
+            warnings=warnings,
         )
 
     async def Get(self, request: pb.GetRequest, context: object) -> pb.GetResponse:
@@ -145,6 +173,32 @@ class Resources(pb_grpc.ResourceServiceServicer):
             return await self._cluster.get(kind, namespace, name)
         except NotFoundError:
             return None
+
+
+def _question(
+    wanted: Object, before: Object | None, author: Bearer, *, dry_run: bool
+) -> admission.ReviewRequest:
+    return admission.ReviewRequest(
+        object=struct_of(wanted),
+        old_object=struct_of(before) if before else None,
+        author=admission.Author(username=author.username, groups=author.groups),
+        dry_run=dry_run,
+    )
+
+
+def _check_allowed(wanted: Object, said: admission.ReviewResponse) -> None:
+    """DeniedError if the author may not name what he names, InvalidError for all else that is wrong."""
+    if said.allowed:
+        return
+    denials = findings(said.denials)
+    message = f'The {wanted["kind"]} "{wanted["metadata"]["name"]}" is denied: {listed(denials)}'
+    if is_about_rights(denials):
+        raise DeniedError(message)
+    violations: dict[str, str] = {}
+    for each in denials:
+        why = f"{each.message}; {each.mend}"
+        violations[each.field] = f"{violations[each.field]}; {why}" if each.field in violations else why
+    raise InvalidError(message, violations)
 
 
 def _target(thing: Object) -> tuple[Kind, str, str]:

@@ -8,14 +8,15 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from google.protobuf.struct_pb2 import Struct
+from google.protobuf.struct_pb2 import Struct, Value
 
+from agentctl.admission.v1 import admission_service_pb2 as review
 from agentctl.resource.v1 import resource_service_pb2 as pb
 from agentctl.resource.v1 import resource_service_pb2_grpc as pb_grpc
-from libs.cluster.kinds import CONFIG_MAP, POD
+from libs.cluster.kinds import CONFIG_MAP, MODEL_POOL, POD
 from libs.cluster.local import LocalCluster, open_local
 from libs.documents import document_of, struct_of
-from libs.errors import DeniedError, InvalidError, NotFoundError
+from libs.errors import DeniedError, InvalidError, MeshError, NotFoundError, UnavailableError
 from libs.mesh import PLANE
 from libs.rpc.client import dial
 from libs.rpc.server import serving
@@ -195,3 +196,109 @@ async def test_a_token_is_for_a_service_account(cluster, stub_of):
     request.lifetime.FromSeconds(5)
     with pytest.raises(InvalidError, match="10 minutes to 24 hours"):
         await stub.CreateToken(request)
+
+
+class Admission:
+    """A stub of AdmissionService that says what it is told."""
+
+    def __init__(self) -> None:
+        self.answer: review.ReviewResponse | MeshError = review.ReviewResponse(allowed=True)
+        self.asked: list[review.ReviewRequest] = []
+
+    async def Review(self, request: review.ReviewRequest) -> review.ReviewResponse:
+        self.asked.append(request)
+        if isinstance(self.answer, MeshError):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def admission() -> Admission:
+    return Admission()
+
+
+@pytest.fixture
+async def reviewed(cluster: LocalCluster, admission: Admission, tmp_path: Path) -> AsyncIterator[object]:
+    """A stub of `demo.ci`, a user of demo, where admission is asked."""
+    servicer = Resources(cluster, Usage(cluster), admission)
+    async with (
+        serving(
+            PLANE,
+            identity(authority(), tmp_path, "/cp/plane"),
+            lambda server: pb_grpc.add_ResourceServiceServicer_to_server(servicer, server),
+        ) as up,
+        dial(PLANE, up.address, identity(authority(), tmp_path, "/ns/demo/user/demo.ci")) as channel,
+    ):
+        yield pb_grpc.ResourceServiceStub(channel)
+
+
+def pool(**spec: object) -> Struct:
+    metadata = {"name": "large", "namespace": "demo"}
+    thing = {"apiVersion": "agentctl.dev/v1alpha1", "kind": "ModelPool", "metadata": metadata}
+    return struct_of({**thing, "spec": {"models": ["m"], **spec}})
+
+
+def finding(rule: str, field: str = "spec.endpoint", value: str = "") -> review.Finding:
+    return review.Finding(rule=rule, field=field, value=value, message="it is wrong", mend="mend it")
+
+
+async def test_what_people_declare_is_reviewed_as_the_caller_and_as_it_would_be(reviewed, admission):
+    await reviewed.Apply(pb.ApplyRequest(object=pool()))
+    await reviewed.Apply(pb.ApplyRequest(object=pool(endpoint="https://a/"), dry_run=True))
+    await reviewed.Apply(pb.ApplyRequest(object=config("c", a="1")))  # nothing that admission is about
+    first, second = admission.asked
+    assert (first.author.username, first.dry_run) == ("system:serviceaccount:demo:ci", False)
+    assert "system:serviceaccounts:demo" in first.author.groups
+    assert not first.HasField("old_object")
+    assert second.dry_run
+    assert document_of(second.old_object)["spec"] == {"models": ["m"]}
+    assert document_of(second.object)["spec"] == {"models": ["m"], "endpoint": "https://a/"}
+
+
+async def test_a_denial_names_each_field_and_changes_nothing(reviewed, admission):
+    admission.answer = review.ReviewResponse(
+        denials=[finding("a-rule"), finding("b-rule"), finding("c-rule", "spec.models", "m")]
+    )
+    with pytest.raises(InvalidError) as caught:
+        await reviewed.Apply(pb.ApplyRequest(object=pool()))
+    assert caught.value.violations == {
+        "spec.endpoint": "it is wrong; mend it; it is wrong; mend it",
+        "spec.models": "it is wrong; mend it",
+    }
+    assert "\n* spec.models 'm': it is wrong; mend it (c-rule)" in str(caught.value)
+    with pytest.raises(NotFoundError):
+        await reviewed.Get(pb.GetRequest(kind="ModelPool", namespace="demo", name="large"))
+
+
+async def test_what_only_others_may_declare_is_denied(reviewed, admission):
+    admission.answer = review.ReviewResponse(denials=[finding("secret-not-yours")])
+    with pytest.raises(DeniedError, match="secret-not-yours"):
+        await reviewed.Apply(pb.ApplyRequest(object=pool()))
+
+
+async def test_nothing_is_let_through_while_admission_is_away(reviewed, admission, cluster):
+    admission.answer = UnavailableError("it is down")
+    with pytest.raises(UnavailableError):
+        await reviewed.Apply(pb.ApplyRequest(object=pool()))
+    assert (await cluster.list(MODEL_POOL, "demo")).items == []
+
+
+async def test_warnings_and_what_is_filled_in_come_back(reviewed, admission):
+    value = struct_of({"app.kubernetes.io/part-of": "agentctl"})
+    patch = review.PatchOperation(op="add", path="/metadata/labels", value=Value(struct_value=value))
+    admission.answer = review.ReviewResponse(allowed=True, warnings=[finding("a-rule")], patch=[patch])
+    said = await reviewed.Apply(pb.ApplyRequest(object=pool()))
+    assert list(said.warnings) == ["spec.endpoint: it is wrong; mend it (a-rule)"]
+    assert document_of(said.object)["metadata"]["labels"] == {"app.kubernetes.io/part-of": "agentctl"}
+    again = await reviewed.Apply(pb.ApplyRequest(object=pool()))
+    assert not again.changed
+
+
+async def test_of_two_who_apply_at_once_each_is_reviewed_after_the_other(reviewed, admission):
+    answers = await asyncio.gather(
+        *(reviewed.Apply(pb.ApplyRequest(object=pool(endpoint=f"https://{n}/"))) for n in range(8))
+    )
+    assert sum(each.created for each in answers) == 1
+    olds = [document_of(each.old_object)["spec"].get("endpoint", "") for each in admission.asked[1:]]
+    news = [document_of(each.object)["spec"]["endpoint"] for each in admission.asked[:-1]]
+    assert olds == news

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-agentctl/admission/v1/admission_service.proto\x12\x15\x61gentctl.admission.v1\x1a\x1cgoogle/protobuf/struct.proto\"\x94\x01\n\rReviewRequest\x12\'\n\x06object\x18\x01 \x01(\x0b\x32\x17.google.protobuf.Struct\x12+\n\nold_object\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12-\n\x06\x61uthor\x18\x03 \x01(\x0b\x32\x1d.agentctl.admission.v1.Author\"*\n\x06\x41uthor\x12\x10\n\x08username\x18\x01 \x01(\t\x12\x0e\n\x06groups\x18\x02 \x03(\t\"\xba\x01\n\x0eReviewResponse\x12\x0f\n\x07\x61llowed\x18\x01 \x01(\x08\x12/\n\x07\x64\x65nials\x18\x02 \x03(\x0b\x32\x1e.agentctl.admission.v1.Finding\x12\x30\n\x08warnings\x18\x03 \x03(\x0b\x32\x1e.agentctl.admission.v1.Finding\x12\x34\n\x05patch\x18\x04 \x03(\x0b\x32%.agentctl.admission.v1.PatchOperation\"T\n\x07\x46inding\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12\r\n\x05\x66ield\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0c\n\x04mend\x18\x05 \x01(\t\"Q\n\x0ePatchOperation\x12\n\n\x02op\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12%\n\x05value\x18\x03 \x01(\x0b\x32\x16.google.protobuf.Value2i\n\x10\x41\x64missionService\x12U\n\x06Review\x12$.agentctl.admission.v1.ReviewRequest\x1a%.agentctl.admission.v1.ReviewResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-agentctl/admission/v1/admission_service.proto\x12\x15\x61gentctl.admission.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xa5\x01\n\rReviewRequest\x12\'\n\x06object\x18\x01 \x01(\x0b\x32\x17.google.protobuf.Struct\x12+\n\nold_object\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12-\n\x06\x61uthor\x18\x03 \x01(\x0b\x32\x1d.agentctl.admission.v1.Author\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\"*\n\x06\x41uthor\x12\x10\n\x08username\x18\x01 \x01(\t\x12\x0e\n\x06groups\x18\x02 \x03(\t\"\xba\x01\n\x0eReviewResponse\x12\x0f\n\x07\x61llowed\x18\x01 \x01(\x08\x12/\n\x07\x64\x65nials\x18\x02 \x03(\x0b\x32\x1e.agentctl.admission.v1.Finding\x12\x30\n\x08warnings\x18\x03 \x03(\x0b\x32\x1e.agentctl.admission.v1.Finding\x12\x34\n\x05patch\x18\x04 \x03(\x0b\x32%.agentctl.admission.v1.PatchOperation\"T\n\x07\x46inding\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12\r\n\x05\x66ield\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0c\n\x04mend\x18\x05 \x01(\t\"Q\n\x0ePatchOperation\x12\n\n\x02op\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12%\n\x05value\x18\x03 \x01(\x0b\x32\x16.google.protobuf.Value2i\n\x10\x41\x64missionService\x12U\n\x06Review\x12$.agentctl.admission.v1.ReviewRequest\x1a%.agentctl.admission.v1.ReviewResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,15 +33,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'agentctl.admission.v1.admis
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REVIEWREQUEST']._serialized_start=103
-  _globals['_REVIEWREQUEST']._serialized_end=251
-  _globals['_AUTHOR']._serialized_start=253
-  _globals['_AUTHOR']._serialized_end=295
-  _globals['_REVIEWRESPONSE']._serialized_start=298
-  _globals['_REVIEWRESPONSE']._serialized_end=484
-  _globals['_FINDING']._serialized_start=486
-  _globals['_FINDING']._serialized_end=570
-  _globals['_PATCHOPERATION']._serialized_start=572
-  _globals['_PATCHOPERATION']._serialized_end=653
-  _globals['_ADMISSIONSERVICE']._serialized_start=655
-  _globals['_ADMISSIONSERVICE']._serialized_end=760
+  _globals['_REVIEWREQUEST']._serialized_end=268
+  _globals['_AUTHOR']._serialized_start=270
+  _globals['_AUTHOR']._serialized_end=312
+  _globals['_REVIEWRESPONSE']._serialized_start=315
+  _globals['_REVIEWRESPONSE']._serialized_end=501
+  _globals['_FINDING']._serialized_start=503
+  _globals['_FINDING']._serialized_end=587
+  _globals['_PATCHOPERATION']._serialized_start=589
+  _globals['_PATCHOPERATION']._serialized_end=670
+  _globals['_ADMISSIONSERVICE']._serialized_start=672
+  _globals['_ADMISSIONSERVICE']._serialized_end=777
 # @@protoc_insertion_point(module_scope)

@@ -28,6 +28,11 @@ class ReviewRequest(_message.Message):
     OBJECT_FIELD_NUMBER: _builtins.int
     OLD_OBJECT_FIELD_NUMBER: _builtins.int
     AUTHOR_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    dry_run: _builtins.bool
+    """Whether it will not be declared, whatever the verdict; the audit log says so. Of other callers than the plane it
+    is always true: they only ask.
+    """
     @_builtins.property
     def object(self) -> _struct_pb2.Struct:
         """The object, as kubectl apply takes it. At most 1 MiB."""
@@ -46,10 +51,11 @@ class ReviewRequest(_message.Message):
         object: _struct_pb2.Struct | None = ...,
         old_object: _struct_pb2.Struct | None = ...,
         author: Global___Author | None = ...,
+        dry_run: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "object", b"object", "old_object", b"old_object"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "object", b"object", "old_object", b"old_object"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "dry_run", b"dry_run", "object", b"object", "old_object", b"old_object"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,43 +26,43 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+agentctl/resource/v1/resource_service.proto\x12\x14\x61gentctl.resource.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\"_\n\x0c\x41pplyRequest\x12\'\n\x06object\x18\x01 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x15\n\rfield_manager\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"Z\n\rApplyResponse\x12\'\n\x06object\x18\x01 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\x12\x0f\n\x07\x63hanged\x18\x03 \x01(\x08\";\n\nGetRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"6\n\x0bGetResponse\x12\'\n\x06object\x18\x01 \x01(\x0b\x32\x17.google.protobuf.Struct\"m\n\x0bListRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x16\n\x0elabel_selector\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"c\n\x0cListResponse\x12(\n\x07objects\x18\x01 \x03(\x0b\x32\x17.google.protobuf.Struct\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"Y\n\x0cWatchRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x16\n\x0elabel_selector\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\"h\n\rWatchResponse\x12.\n\x04type\x18\x01 \x01(\x0e\x32 .agentctl.resource.v1.ChangeType\x12\'\n\x06object\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"K\n\rDeleteRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0b\n\x03uid\x18\x04 \x01(\t\"\x10\n\x0e\x44\x65leteResponse\"f\n\x0eGetLogsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03pod\x18\x02 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\x12\x12\n\ntail_lines\x18\x04 \x01(\x05\x12\x10\n\x08previous\x18\x05 \x01(\x08\"\x1f\n\x0fGetLogsResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x7f\n\x12\x43reateTokenRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x17\n\x0fservice_account\x18\x02 \x01(\t\x12\x10\n\x08\x61udience\x18\x03 \x01(\t\x12+\n\x08lifetime\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"$\n\x13\x43reateTokenResponse\x12\r\n\x05token\x18\x01 \x01(\t*\x8d\x01\n\nChangeType\x12\x1b\n\x17\x43HANGE_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43HANGE_TYPE_ADDED\x10\x01\x12\x18\n\x14\x43HANGE_TYPE_MODIFIED\x10\x02\x12\x17\n\x13\x43HANGE_TYPE_DELETED\x10\x03\x12\x18\n\x14\x43HANGE_TYPE_BOOKMARK\x10\x04\x32\xe5\x04\n\x0fResourceService\x12P\n\x05\x41pply\x12\".agentctl.resource.v1.ApplyRequest\x1a#.agentctl.resource.v1.ApplyResponse\x12J\n\x03Get\x12 .agentctl.resource.v1.GetRequest\x1a!.agentctl.resource.v1.GetResponse\x12M\n\x04List\x12!.agentctl.resource.v1.ListRequest\x1a\".agentctl.resource.v1.ListResponse\x12R\n\x05Watch\x12\".agentctl.resource.v1.WatchRequest\x1a#.agentctl.resource.v1.WatchResponse0\x01\x12S\n\x06\x44\x65lete\x12#.agentctl.resource.v1.DeleteRequest\x1a$.agentctl.resource.v1.DeleteResponse\x12X\n\x07GetLogs\x12$.agentctl.resource.v1.GetLogsRequest\x1a%.agentctl.resource.v1.GetLogsResponse0\x01\x12\x62\n\x0b\x43reateToken\x12(.agentctl.resource.v1.CreateTokenRequest\x1a).agentctl.resource.v1.CreateTokenResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+agentctl/resource/v1/resource_service.proto\x12\x14\x61gentctl.resource.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\"_\n\x0c\x41pplyRequest\x12\'\n\x06object\x18\x01 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x15\n\rfield_manager\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"l\n\rApplyResponse\x12\'\n\x06object\x18\x01 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\x12\x0f\n\x07\x63hanged\x18\x03 \x01(\x08\x12\x10\n\x08warnings\x18\x04 \x03(\t\";\n\nGetRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"6\n\x0bGetResponse\x12\'\n\x06object\x18\x01 \x01(\x0b\x32\x17.google.protobuf.Struct\"m\n\x0bListRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x16\n\x0elabel_selector\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"c\n\x0cListResponse\x12(\n\x07objects\x18\x01 \x03(\x0b\x32\x17.google.protobuf.Struct\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"Y\n\x0cWatchRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x16\n\x0elabel_selector\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\"h\n\rWatchResponse\x12.\n\x04type\x18\x01 \x01(\x0e\x32 .agentctl.resource.v1.ChangeType\x12\'\n\x06object\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"K\n\rDeleteRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0b\n\x03uid\x18\x04 \x01(\t\"\x10\n\x0e\x44\x65leteResponse\"f\n\x0eGetLogsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03pod\x18\x02 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\x12\x12\n\ntail_lines\x18\x04 \x01(\x05\x12\x10\n\x08previous\x18\x05 \x01(\x08\"\x1f\n\x0fGetLogsResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x7f\n\x12\x43reateTokenRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x17\n\x0fservice_account\x18\x02 \x01(\t\x12\x10\n\x08\x61udience\x18\x03 \x01(\t\x12+\n\x08lifetime\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"$\n\x13\x43reateTokenResponse\x12\r\n\x05token\x18\x01 \x01(\t*\x8d\x01\n\nChangeType\x12\x1b\n\x17\x43HANGE_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43HANGE_TYPE_ADDED\x10\x01\x12\x18\n\x14\x43HANGE_TYPE_MODIFIED\x10\x02\x12\x17\n\x13\x43HANGE_TYPE_DELETED\x10\x03\x12\x18\n\x14\x43HANGE_TYPE_BOOKMARK\x10\x04\x32\xe5\x04\n\x0fResourceService\x12P\n\x05\x41pply\x12\".agentctl.resource.v1.ApplyRequest\x1a#.agentctl.resource.v1.ApplyResponse\x12J\n\x03Get\x12 .agentctl.resource.v1.GetRequest\x1a!.agentctl.resource.v1.GetResponse\x12M\n\x04List\x12!.agentctl.resource.v1.ListRequest\x1a\".agentctl.resource.v1.ListResponse\x12R\n\x05Watch\x12\".agentctl.resource.v1.WatchRequest\x1a#.agentctl.resource.v1.WatchResponse0\x01\x12S\n\x06\x44\x65lete\x12#.agentctl.resource.v1.DeleteRequest\x1a$.agentctl.resource.v1.DeleteResponse\x12X\n\x07GetLogs\x12$.agentctl.resource.v1.GetLogsRequest\x1a%.agentctl.resource.v1.GetLogsResponse0\x01\x12\x62\n\x0b\x43reateToken\x12(.agentctl.resource.v1.CreateTokenRequest\x1a).agentctl.resource.v1.CreateTokenResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'agentctl.resource.v1.resource_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHANGETYPE']._serialized_start=1246
-  _globals['_CHANGETYPE']._serialized_end=1387
+  _globals['_CHANGETYPE']._serialized_start=1264
+  _globals['_CHANGETYPE']._serialized_end=1405
   _globals['_APPLYREQUEST']._serialized_start=131
   _globals['_APPLYREQUEST']._serialized_end=226
   _globals['_APPLYRESPONSE']._serialized_start=228
-  _globals['_APPLYRESPONSE']._serialized_end=318
-  _globals['_GETREQUEST']._serialized_start=320
-  _globals['_GETREQUEST']._serialized_end=379
-  _globals['_GETRESPONSE']._serialized_start=381
-  _globals['_GETRESPONSE']._serialized_end=435
-  _globals['_LISTREQUEST']._serialized_start=437
-  _globals['_LISTREQUEST']._serialized_end=546
-  _globals['_LISTRESPONSE']._serialized_start=548
-  _globals['_LISTRESPONSE']._serialized_end=647
-  _globals['_WATCHREQUEST']._serialized_start=649
-  _globals['_WATCHREQUEST']._serialized_end=738
-  _globals['_WATCHRESPONSE']._serialized_start=740
-  _globals['_WATCHRESPONSE']._serialized_end=844
-  _globals['_DELETEREQUEST']._serialized_start=846
-  _globals['_DELETEREQUEST']._serialized_end=921
-  _globals['_DELETERESPONSE']._serialized_start=923
-  _globals['_DELETERESPONSE']._serialized_end=939
-  _globals['_GETLOGSREQUEST']._serialized_start=941
-  _globals['_GETLOGSREQUEST']._serialized_end=1043
-  _globals['_GETLOGSRESPONSE']._serialized_start=1045
-  _globals['_GETLOGSRESPONSE']._serialized_end=1076
-  _globals['_CREATETOKENREQUEST']._serialized_start=1078
-  _globals['_CREATETOKENREQUEST']._serialized_end=1205
-  _globals['_CREATETOKENRESPONSE']._serialized_start=1207
-  _globals['_CREATETOKENRESPONSE']._serialized_end=1243
-  _globals['_RESOURCESERVICE']._serialized_start=1390
-  _globals['_RESOURCESERVICE']._serialized_end=2003
+  _globals['_APPLYRESPONSE']._serialized_end=336
+  _globals['_GETREQUEST']._serialized_start=338
+  _globals['_GETREQUEST']._serialized_end=397
+  _globals['_GETRESPONSE']._serialized_start=399
+  _globals['_GETRESPONSE']._serialized_end=453
+  _globals['_LISTREQUEST']._serialized_start=455
+  _globals['_LISTREQUEST']._serialized_end=564
+  _globals['_LISTRESPONSE']._serialized_start=566
+  _globals['_LISTRESPONSE']._serialized_end=665
+  _globals['_WATCHREQUEST']._serialized_start=667
+  _globals['_WATCHREQUEST']._serialized_end=756
+  _globals['_WATCHRESPONSE']._serialized_start=758
+  _globals['_WATCHRESPONSE']._serialized_end=862
+  _globals['_DELETEREQUEST']._serialized_start=864
+  _globals['_DELETEREQUEST']._serialized_end=939
+  _globals['_DELETERESPONSE']._serialized_start=941
+  _globals['_DELETERESPONSE']._serialized_end=957
+  _globals['_GETLOGSREQUEST']._serialized_start=959
+  _globals['_GETLOGSREQUEST']._serialized_end=1061
+  _globals['_GETLOGSRESPONSE']._serialized_start=1063
+  _globals['_GETLOGSRESPONSE']._serialized_end=1094
+  _globals['_CREATETOKENREQUEST']._serialized_start=1096
+  _globals['_CREATETOKENREQUEST']._serialized_end=1223
+  _globals['_CREATETOKENRESPONSE']._serialized_start=1225
+  _globals['_CREATETOKENRESPONSE']._serialized_end=1261
+  _globals['_RESOURCESERVICE']._serialized_start=1408
+  _globals['_RESOURCESERVICE']._serialized_end=2021
 # @@protoc_insertion_point(module_scope)

@@ -83,7 +83,8 @@ class ResourceServiceServicer:
     """
 
     def Apply(self, request, context):
-        """Makes an object, or makes it as said: server-side apply. INVALID_ARGUMENT names each field that is wrong.
+        """Makes an object, or makes it as said: server-side apply. INVALID_ARGUMENT names each field that is wrong,
+        PERMISSION_DENIED what the caller may not put there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,9 @@ class ResourceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ResourceServiceAsyncStub: ...
     Apply: _grpc.UnaryUnaryMultiCallable[_resource_service_pb2.ApplyRequest, _resource_service_pb2.ApplyResponse]
-    """Makes an object, or makes it as said: server-side apply. INVALID_ARGUMENT names each field that is wrong."""
+    """Makes an object, or makes it as said: server-side apply. INVALID_ARGUMENT names each field that is wrong,
+    PERMISSION_DENIED what the caller may not put there.
+    """
     Get: _grpc.UnaryUnaryMultiCallable[_resource_service_pb2.GetRequest, _resource_service_pb2.GetResponse]
     """Shows one object."""
     List: _grpc.UnaryUnaryMultiCallable[_resource_service_pb2.ListRequest, _resource_service_pb2.ListResponse]
@@ -62,7 +64,9 @@ class ResourceServiceAsyncStub(ResourceServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Apply: _aio.UnaryUnaryMultiCallable[_resource_service_pb2.ApplyRequest, _resource_service_pb2.ApplyResponse]  # type: ignore[assignment]
-    """Makes an object, or makes it as said: server-side apply. INVALID_ARGUMENT names each field that is wrong."""
+    """Makes an object, or makes it as said: server-side apply. INVALID_ARGUMENT names each field that is wrong,
+    PERMISSION_DENIED what the caller may not put there.
+    """
     Get: _aio.UnaryUnaryMultiCallable[_resource_service_pb2.GetRequest, _resource_service_pb2.GetResponse]  # type: ignore[assignment]
     """Shows one object."""
     List: _aio.UnaryUnaryMultiCallable[_resource_service_pb2.ListRequest, _resource_service_pb2.ListResponse]  # type: ignore[assignment]
@@ -89,7 +93,9 @@ class ResourceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _resource_service_pb2.ApplyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_resource_service_pb2.ApplyResponse, _abc.Awaitable[_resource_service_pb2.ApplyResponse]]:
-        """Makes an object, or makes it as said: server-side apply. INVALID_ARGUMENT names each field that is wrong."""
+        """Makes an object, or makes it as said: server-side apply. INVALID_ARGUMENT names each field that is wrong,
+        PERMISSION_DENIED what the caller may not put there.
+        """
 
     @_abc_1.abstractmethod
     def Get(

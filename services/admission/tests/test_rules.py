@@ -1,0 +1,430 @@
+"""Each rule, with what it lets pass and what not."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import yaml
+
+from libs.cluster import Access
+from libs.cluster.kinds import AGENT, AGENT_FLEET, CONFIG_MAP, MCP_SERVER_SET, MODEL_POOL
+from libs.resources.tests.good_manifests import GOOD
+from services.admission.context import Facts, Needs, Policy, needs
+from services.admission.reading import OVERRIDE
+from services.admission.rules import review
+from services.admission.schema import check
+
+from .declared import agent, declared, fleet, pods, pool, server, server_set, template
+
+SETS = (
+    server_set("mail", server("inbox", "untrusted-input")),
+    server_set("vault", server("files", "sensitive-data")),
+    server_set("web", server("post", "egress"), server("get", "egress", "untrusted-input")),
+    server_set("web-too", server("post", "egress")),
+    server_set("all", server("browser", "untrusted-input", "sensitive-data", "egress")),
+)
+THERE = {
+    (MODEL_POOL, "large"): pool(),
+    **{(MCP_SERVER_SET, each["metadata"]["name"]): each for each in SETS},
+}
+MAY_OVERRIDE = Access("override", "agentctl.dev", "agents", "demo", "scout", "trifecta")
+FROM_SECRET = {"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "word", "key": "a"}}}
+SECRET_PODS = pods({"env": [FROM_SECRET]})
+BECAUSE = {"annotations": {OVERRIDE: "reviewed by security, ticket 12"}}
+
+
+def judged(thing, old=None, *, objects=None, **facts):
+    """The verdict, where all is there and what `facts` says."""
+    there = THERE | {(each_kind(each), each["metadata"]["name"]): each for each in objects or ()}
+    return review(thing, old, Facts(objects=there, **facts))
+
+
+def each_kind(thing):
+    return {"Agent": AGENT, "AgentFleet": AGENT_FLEET, "ModelPool": MODEL_POOL}[thing["kind"]]
+
+
+def denied(thing, old=None, **facts):
+    return [(found.rule, found.field) for found in judged(thing, old, **facts).denials]
+
+
+def warned(thing, old=None, **facts):
+    return [(found.rule, found.field) for found in judged(thing, old, **facts).warnings]
+
+
+@pytest.mark.parametrize("text", GOOD.values(), ids=GOOD)
+def test_what_the_crds_take_is_not_malformed(text):
+    thing = yaml.safe_load(text)
+    thing["metadata"]["namespace"] = "demo"
+    assert check(thing) == ()
+    asked = needs(thing)
+    about_others = {"unknown-pool", "unknown-server-set", "unknown-model"}
+    assert {rule for rule, _ in denied(thing, granted=frozenset(asked.accesses))} <= about_others
+
+
+@pytest.mark.parametrize("thing", [agent(), fleet(), pool(), *SETS])
+def test_nothing_is_said_of_what_is_well_done(thing):
+    verdict = judged(thing)
+    assert (verdict.denials, verdict.warnings) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("thing", "rule", "field"),
+    [
+        (agent(model={"pool": "none"}), "unknown-pool", "spec.model.pool"),
+        (fleet(template=template(model={"pool": "none"})), "unknown-pool", "spec.template.model.pool"),
+        (
+            fleet(coordinator={"template": template(model={"pool": "none"})}),
+            "unknown-pool",
+            "spec.coordinator.template.model.pool",
+        ),
+        (agent(model={"pool": "large", "id": "huge"}), "unknown-model", "spec.model.id"),
+        (agent(mcpServers=["mail", "none"]), "unknown-server-set", "spec.mcpServers[1]"),
+        (agent(mcpServers=["web", "web-too"]), "duplicate-server", "spec.mcpServers[1]"),
+        (agent(mode="schedule", schedule={"cron": "0 0 31 2 *"}), "cron-never", "spec.schedule.cron"),
+        (agent(mode="schedule", schedule={"cron": "50-10 * * * *"}), "cron-never", "spec.schedule.cron"),
+        (
+            agent(mode="schedule", schedule={"cron": "@daily", "timeZone": "Europe/Atlantis"}),
+            "unknown-time-zone",
+            "spec.schedule.timeZone",
+        ),
+        (pool(endpoint="https://api.example.com:99999/v1"), "endpoint-invalid", "spec.endpoint"),
+        (pool(endpoint="https://api.example.com:0/v1"), "endpoint-invalid", "spec.endpoint"),
+        (
+            server_set("a", server("b", endpoint="https://[:::1]/")),
+            "endpoint-invalid",
+            "spec.servers[0].endpoint",
+        ),
+        (agent(name="a" * 64), "name-too-long", "metadata.name"),
+        (
+            agent(name="a" * 53, mode="schedule", schedule={"cron": "@daily"}),
+            "name-too-long",
+            "metadata.name",
+        ),
+        (fleet(name="a" * 52, coordinator={"template": template()}), "name-too-long", "metadata.name"),
+        (declared(AGENT, "a", {"mode": "dance"}), "malformed", "spec.mode"),
+    ],
+)
+def test_what_is_wrong_is_denied_with_its_place(thing, rule, field):
+    assert (rule, field) in denied(thing)
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        agent(model={"pool": "large"}),
+        agent(mcpServers=["mail", "web"]),
+        agent(mode="schedule", schedule={"cron": "0 0 29 2 *", "timeZone": "Europe/Vienna"}),
+        agent(mode="schedule", schedule={"cron": "@hourly"}),
+        pool(endpoint="http://[::1]:8080"),
+        pool(endpoint="http://localhost/v1"),
+        agent(name="a" * 52, mode="schedule", schedule={"cron": "@daily"}),
+        fleet(name="a" * 51, coordinator={"template": template()}),
+    ],
+)
+def test_what_is_right_beside_it_is_not(thing):
+    assert denied(thing) == []
+
+
+def test_a_password_in_an_endpoint_is_refused_and_not_repeated():
+    verdict = judged(pool(endpoint="https://joe:hunter2@api.example.com/v1"))
+    assert not verdict.allowed
+    assert "hunter2" not in str([*map(str, verdict.denials)])
+
+
+def test_the_name_in_dns_has_to_fit_too():
+    longest = 253 - len(f"{'u' * 36}..agent.demo.ns.{'d' * 180}")
+    policy = Policy(trust_domain="d" * 180)
+    assert denied(agent(name="a" * longest), policy=policy) == []
+    assert denied(agent(name="a" * (longest + 1)), policy=policy) == [("name-too-long", "metadata.name")]
+
+
+def test_an_image_has_to_be_allowed_wherever_it_is_named():
+    policy = Policy(allowed_images=["ghcr.io/acme/**"])
+    good, evil = "ghcr.io/acme/agent:1", "ghcr.io/acme-evil/agent:1"
+    everywhere = ["spec.template.image", "spec.coordinator.template.image"]
+    for image, fields in ((good, []), (evil, everywhere), ("is no image", everywhere)):
+        herd = fleet(template=template(image=image), coordinator={"template": template(image=image)})
+        assert denied(herd, policy=policy) == [("image-not-allowed", field) for field in fields]
+    assert denied(agent(image=evil), policy=policy) == [("image-not-allowed", "spec.image")]
+    assert denied(agent(image=evil)) == denied(agent(), policy=policy) == []
+
+
+@pytest.mark.parametrize(
+    ("thing", "is_lethal"),
+    [
+        (agent(mcpServers=["mail", "vault", "web"]), True),
+        (agent(mcpServers=["all"]), True),
+        (agent(mcpServers=["mail", "vault"]), False),
+        (agent(mcpServers=["mail", "web"]), False),
+        (agent(mcpServers=["vault", "web-too"]), False),
+        (agent(mode="reactive", subscribe=["mail://in"], mcpServers=["vault", "web-too"]), True),
+        (agent(mode="reactive", subscribe=["mail://in"], mcpServers=["mail", "web-too"]), False),
+        (agent(mcpServers=["web"], podTemplate=pods({"envFrom": [{"secretRef": {"name": "word"}}]})), True),
+        (
+            agent(
+                mcpServers=["web"],
+                podTemplate=pods(volumes=[{"name": "v", "secret": {"secretName": "word"}}]),
+            ),
+            True,
+        ),
+        (agent(mcpServers=["web"], podTemplate=pods(imagePullSecrets=[{"name": "word"}])), False),
+        (fleet(template=template(mcpServers=["all"])), True),
+        (fleet(coordinator={"template": template(mcpServers=["all"])}), True),
+        (
+            fleet(
+                template=template(mcpServers=["mail", "vault"]),
+                coordinator={"template": template(mcpServers=["web-too"])},
+            ),
+            False,
+        ),
+    ],
+)
+def test_untrusted_input_sensitive_data_and_egress_do_not_go_together(thing, is_lethal):
+    rights = frozenset(needs(thing).accesses)
+    assert ("trifecta" in [rule for rule, _ in denied(thing, granted=rights)]) == is_lethal
+
+
+def test_only_a_reason_and_the_right_override_the_trifecta():
+    said = agent(mcpServers=["all"], metadata=BECAUSE)
+    assert MAY_OVERRIDE in needs(said).accesses
+    assert denied(said) == [("trifecta", f"metadata.annotations[{OVERRIDE}]")]
+    assert denied(said, granted=frozenset({MAY_OVERRIDE})) == []
+    assert [rule for rule, _ in warned(said, granted=frozenset({MAY_OVERRIDE}))] == ["trifecta-overridden"]
+    blank = agent(mcpServers=["all"], metadata={"annotations": {OVERRIDE: " \n"}})
+    assert MAY_OVERRIDE not in needs(blank).accesses
+    assert denied(blank, granted=frozenset({MAY_OVERRIDE})) == [("trifecta", "spec")]
+
+
+def test_an_override_is_asked_for_again_with_each_change_of_the_spec():
+    old = agent(mcpServers=["all"], metadata=BECAUSE)
+    labelled = copy.deepcopy(old)
+    labelled["metadata"]["labels"] = {"team": "a"}
+    assert needs(labelled, old) == Needs()
+    assert denied(labelled, old) == []
+    retold = agent(mcpServers=["all"], metadata=BECAUSE, instruction="Send it all to me.")
+    assert denied(retold, old) == [("trifecta", f"metadata.annotations[{OVERRIDE}]")]
+    without = agent(mcpServers=["all"])
+    assert denied(without, old) == [("trifecta", "spec")]
+
+
+PLACES = {
+    "podTemplate.spec.containers[0].env[0].valueFrom.secretKeyRef.name": SECRET_PODS,
+    "podTemplate.spec.containers[0].envFrom[0].secretRef.name": pods(
+        {"envFrom": [{"secretRef": {"name": "word"}}]}
+    ),
+    "podTemplate.spec.volumes[0].secret.secretName": pods(
+        volumes=[{"name": "v", "secret": {"secretName": "word"}}]
+    ),
+    "podTemplate.spec.volumes[0].projected.sources[0].secret.name": pods(
+        volumes=[{"name": "v", "projected": {"sources": [{"secret": {"name": "word"}}]}}]
+    ),
+    "podTemplate.spec.imagePullSecrets[0].name": pods(imagePullSecrets=[{"name": "word"}]),
+}
+
+
+@pytest.mark.parametrize(("place", "pod"), PLACES.items(), ids=PLACES)
+def test_an_author_names_only_secrets_that_he_may_read(place, pod):
+    may = Access("get", "", "secrets", "demo", "word")
+    for thing, at in (
+        (agent(podTemplate=pod), "spec"),
+        (fleet(template=template(podTemplate=pod)), "spec.template"),
+        (fleet(coordinator={"template": template(podTemplate=pod)}), "spec.coordinator.template"),
+    ):
+        assert needs(thing).accesses == (may,)
+        assert denied(thing) == [("secret-not-yours", f"{at}.{place}")]
+        assert denied(thing, granted=frozenset({may})) == []
+
+
+def test_an_author_names_only_accounts_that_he_may_be():
+    may = Access("impersonate", "", "serviceaccounts", "demo", "robot")
+    thing = agent(podTemplate=pods(serviceAccountName="robot"))
+    assert needs(thing).accesses == (may,)
+    assert denied(thing) == [("account-not-yours", "spec.podTemplate.spec.serviceAccountName")]
+    assert denied(thing, granted=frozenset({may})) == []
+    assert denied(agent(podTemplate=pods(serviceAccountName="default"))) == []
+
+
+def test_what_was_named_before_may_be_named_by_anybody():
+    old = agent(podTemplate=SECRET_PODS)
+    elsewhere = agent(podTemplate=PLACES["podTemplate.spec.containers[0].envFrom[0].secretRef.name"])
+    assert denied(elsewhere, old) == []
+    two = pods({"env": [FROM_SECRET], "envFrom": [{"secretRef": {"name": "other"}}]})
+    assert [rule for rule, _ in denied(agent(podTemplate=two), old)] == ["secret-not-yours"]
+
+
+def test_a_secret_that_pulled_the_image_is_new_where_agents_read_it():
+    pulls, reads = (
+        agent(podTemplate=pods(imagePullSecrets=[{"name": "word"}])),
+        agent(podTemplate=SECRET_PODS),
+    )
+    assert [rule for rule, _ in denied(reads, pulls)] == ["secret-not-yours"]
+    assert denied(pulls, reads) == []
+
+
+def test_config_maps_and_claims_need_no_right():
+    volumes = [
+        {"name": "a", "configMap": {"name": "word"}},
+        {"name": "b", "persistentVolumeClaim": {"claimName": "word"}},
+    ]
+    thing = agent(podTemplate=pods({"envFrom": [{"configMapRef": {"name": "word"}}]}, volumes=volumes))
+    assert needs(thing).accesses == ()
+    assert denied(thing) == []
+
+
+def test_no_two_go_by_the_same_name():
+    front = fleet("herd", coordinator={"template": template()})
+    rival = agent("herd-coordinator")
+    assert (AGENT, "herd-coordinator") in needs(front).objects
+    assert (AGENT_FLEET, "herd") in needs(rival).objects
+    taken = [("name-taken", "metadata.name")]
+    assert denied(front, objects=[rival]) == denied(rival, objects=[front]) == taken
+    assert denied(agent("herd"), objects=[front]) == denied(fleet("herd"), objects=[agent("herd")]) == taken
+    assert denied(rival, objects=[fleet("herd")]) == []
+    changed = agent("herd-coordinator", instruction="Other.")
+    assert denied(changed, rival, objects=[front]) == []
+    assert denied(front, fleet("herd"), objects=[rival]) == taken
+
+
+def test_agents_cannot_live_where_the_control_plane_is():
+    there = {"namespace": "agentctl-system"}
+    assert denied(agent(metadata=there)) == [("system-namespace", "metadata.namespace")]
+    inside = pool()
+    inside["metadata"] |= there
+    assert denied(inside) == []
+
+
+def test_what_is_being_deleted_is_always_allowed():
+    dying = agent(
+        metadata={"deletionTimestamp": "2026-01-01T00:00:00Z", "namespace": "agentctl-system"},
+        model={"pool": "none"},
+    )
+    after = copy.deepcopy(dying)
+    after["spec"] = {"mode": ["garbage"]}
+    verdict = judged(after, dying)
+    assert verdict.allowed
+    assert verdict.patch == ()
+    assert needs(after, dying) == Needs()
+
+
+def test_nothing_new_is_being_deleted():
+    lying = agent(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}, model={"pool": "none"})
+    assert denied(lying) == denied(lying, agent()) == [("unknown-pool", "spec.model.pool")]
+
+
+def test_other_kinds_pass_untouched():
+    verdict = judged(declared(CONFIG_MAP, "a", {}))
+    assert verdict.allowed
+    assert verdict.patch == ()
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    thing = agent(model={"pool": "none"}, mcpServers=["none"], podTemplate=SECRET_PODS)
+    assert [rule for rule, _ in denied(thing)] == ["unknown-pool", "unknown-server-set", "secret-not-yours"]
+
+
+@pytest.mark.parametrize(
+    ("thing", "rule", "field"),
+    [
+        (agent(image="a"), "image-floating", "spec.image"),
+        (fleet(template=template(limits=None)), "no-limits", "spec.template.limits"),
+        (agent(limits={"maxTokens": 5}), "no-deadline", "spec.limits.deadline"),
+        (agent(image="a:1"), "no-resources", "spec.podTemplate.spec.containers[0].resources"),
+        (
+            agent(podTemplate=pods({"resources": {"limits": {"memory": "127Mi"}}})),
+            "little-memory",
+            "spec.podTemplate.spec.containers[0].resources.limits.memory",
+        ),
+        (
+            agent(mode="schedule", schedule={"cron": "@daily"}, runs={"retries": 6}),
+            "many-retries",
+            "spec.runs.retries",
+        ),
+        (fleet(scaling={"maxReplicas": 1001}), "many-replicas", "spec.scaling.maxReplicas"),
+        (
+            agent(podTemplate=pods({"env": [{"name": "GITHUB_TOKEN", "value": "hunter2"}]})),
+            "secret-in-env",
+            "spec.podTemplate.spec.containers[0].env[0].value",
+        ),
+        (
+            agent(podTemplate=pods({"env": [{"name": "A", "value": "sk-" + "hunter2" * 4}]})),
+            "secret-in-env",
+            "spec.podTemplate.spec.containers[0].env[0].value",
+        ),
+        (agent(instruction="Use ghp_" + "hunter2" * 6), "secret-in-text", "spec.instruction"),
+        (
+            agent(instruction=f"Send eyJ{'a' * 20}.eyJ{'hunter2' * 3}.{'b' * 20}"),
+            "secret-in-text",
+            "spec.instruction",
+        ),
+        (
+            agent(podTemplate=pods({"args": ["--key", "AKIA" + "A" * 16]})),
+            "secret-in-text",
+            "spec.podTemplate.spec.containers[0].args",
+        ),
+        (pool(endpoint="http://api.example.com/v1"), "endpoint-in-the-clear", "spec.endpoint"),
+    ],
+)
+def test_what_is_unwise_is_a_warning(thing, rule, field):
+    verdict = judged(thing)
+    assert verdict.allowed
+    assert [(found.rule, found.field) for found in verdict.warnings if found.rule == rule] == [(rule, field)]
+    assert "hunter2" not in str([*map(str, verdict.warnings)])
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        agent(image="a:1", podTemplate=pods({"resources": {"requests": {"cpu": "1"}}})),
+        agent(limits=None, runs={"deadline": "5m"}),
+        agent(mode="loop", loop={"interval": "5m"}, limits={"maxTokens": 9}),
+        agent(podTemplate=pods({"resources": {"limits": {"memory": "128Mi"}}})),
+        agent(podTemplate=pods({"resources": {"limits": {"memory": 134217728}}})),
+        agent(podTemplate=pods({"resources": {"limits": {"memory": "0.2G"}}})),
+        agent(mode="schedule", schedule={"cron": "@daily"}, runs={"retries": 5}),
+        agent(runs={"retries": 20}),
+        fleet(scaling={"maxReplicas": 1000}),
+        agent(podTemplate=pods({"env": [{"name": "MAX_TOKENS", "value": "5"}]})),
+        agent(podTemplate=pods({"env": [{"name": "TLS_KEY", "value": "/run/key.pem"}, {"name": "A_TOKEN"}]})),
+        agent(instruction="Never tell the password. A key is like sk-…"),
+    ],
+)
+def test_what_is_wise_is_none(thing):
+    assert warned(thing) == []
+
+
+def test_offline_what_nobody_could_be_asked_is_a_warning():
+    thing = agent(mcpServers=["all"], model={"pool": "else"}, podTemplate=SECRET_PODS, metadata=BECAUSE)
+    assert denied(thing, is_offline=True) == []
+    assert [rule for rule, _ in warned(thing, is_offline=True)] == [
+        *["not-looked-up"] * 2,
+        "trifecta-unchecked",
+    ]
+    assert denied(agent(mcpServers=["all"]), is_offline=True) == [("trifecta", "spec")]
+
+
+def test_the_schema_is_asked_where_no_api_server_does():
+    thing = agent(runs={"retries": 21}, limits={"deadline": "never"}, colour="red")
+    assert [found.field for found in check(thing)] == ["object"]
+    del thing["spec"]["colour"]
+    found = check(thing)
+    assert {each.field for each in found} == {"spec.runs.retries", "spec.limits.deadline"}
+    assert judged(thing, schema=found).denials == found
+    assert check(agent()) == check(fleet()) == check(pool()) == ()
+    assert [each.rule for each in judged(thing).denials] == ["malformed"]
+
+
+def test_a_generated_name_is_none_to_complain_about():
+    thing = agent(metadata={"generateName": "scout-"})
+    del thing["metadata"]["name"]
+    assert check(thing) == ()
+    assert denied(thing) == []
+
+
+def test_a_label_is_added_only_where_there_is_none():
+    label = "app.kubernetes.io/part-of"
+    added = {"op": "add", "path": "/metadata/labels", "value": {label: "agentctl"}}
+    assert judged(agent()).patch == (added,)
+    beside = {"op": "add", "path": "/metadata/labels/app.kubernetes.io~1part-of", "value": "agentctl"}
+    assert judged(agent(metadata={"labels": {"a": "b"}})).patch == (beside,)
+    assert judged(agent(metadata={"labels": {label: "shop"}})).patch == ()
