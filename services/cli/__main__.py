@@ -24,6 +24,8 @@ from . import (
     submit,
     tree,
     up,
+    validate,
+    verbs,
     wait,
     watch,
     work,
@@ -46,6 +48,8 @@ for part in (objects, describe, scale, wait, logs):
     part.register(app)
 login.register(app)
 tree.register(app)
+validate.register(app)
+verbs.register(app)
 conformance.register(app)
 
 

@@ -77,6 +77,11 @@ def note(message: str) -> None:
     typer.echo(printable(message), err=True)
 
 
+def warn(message: str) -> None:
+    """One `Warning:` line on stderr, as kubectl has it."""
+    note(f"Warning: {message}")
+
+
 def printable(text: str) -> str:
     """The text without what could steer a terminal."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -190,13 +190,14 @@ def check_certificate(tls_dir: Path) -> None:
 def failed(error: MeshError, address: str) -> FailedError:
     """The error of a call as a line that names the mend, with its exit code."""
     from libs import errors
+    from libs.cluster import UnauthorisedError
 
     match error:
         case errors.NotFoundError():
             return FailedError(f"{error}", Exit.NOT_FOUND)
         case errors.UnauthenticatedError():
             return FailedError(f"{error} (see who you are with `agentctl pki show DIR`)", Exit.DENIED)
-        case errors.DeniedError():
+        case errors.DeniedError() | UnauthorisedError():
             return FailedError(f"{error}", Exit.DENIED)
         case errors.UnreachableError():
             return _unreachable(str(error), address)
@@ -213,7 +214,7 @@ def failed(error: MeshError, address: str) -> FailedError:
 def _unreachable(said: str, address: str) -> FailedError:
     """gRPC tells the ways in which a connection can fail apart in its text only."""
     if "CERTIFICATE_VERIFY_FAILED" in said:
-        who = "its certificate is not by the authority of your certificate folder, or not coordination's"
+        who = "its certificate is not by the authority of your certificate folder, or is another component's"
         return FailedError(f"{address} is not believed: {who} (see `agentctl pki show DIR`)", Exit.DENIED)
     if _REFUSED.search(said):
         why = "it does not believe your certificate: another authority's, or a clock is wrong"
@@ -221,9 +222,7 @@ def _unreachable(said: str, address: str) -> FailedError:
             f"{address} refused the TLS handshake: {why} (see `agentctl pki show DIR`)", Exit.DENIED
         )
     if "handshake failed" in said:
-        return FailedError(
-            f"{address} answers, but not with TLS as coordination does: {said}", Exit.UNAVAILABLE
-        )
+        return FailedError(f"{address} answers, but not with TLS as it should: {said}", Exit.UNAVAILABLE)
     return FailedError(
         f"nobody answers at {address}: {said} (is it up, see `agentctl up`?)", Exit.UNAVAILABLE
     )

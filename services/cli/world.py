@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from libs.state import ADMINISTRATOR
 
-from .output import Exit, FailedError
+from .output import Exit, FailedError, warn
 from .session import Settings, check_certificate, failed
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class World(abc.ABC):
     async def apply(
         self, thing: Object, *, dry_run: bool = False, manager: str = MANAGER
     ) -> tuple[Object, str]:
-        """The object after it, and what became of it: created, configured or unchanged."""
+        """The object after it, and what became of it: created, configured or unchanged. What admission warns
+        of is on stderr."""
 
     @abc.abstractmethod
     async def get(self, kind: Kind, namespace: str, name: str) -> Object:
@@ -88,6 +89,8 @@ class Plane(World):
 
         request = pb.ApplyRequest(object=struct_of(thing), dry_run=dry_run, field_manager=manager)
         reply = await self._stub.Apply(request)
+        for warning in reply.warnings:
+            warn(warning)
         verb = "created" if reply.created else "configured" if reply.changed else "unchanged"
         return document_of(reply.object), verb
 
@@ -211,7 +214,7 @@ async def open_world(settings: Settings, target: Target) -> AsyncIterator[World]
 
     endpoint = settings.state.running().get("plane")
     use_kubernetes = bool(target.kubeconfig or target.context) or not endpoint
-    kubeconfig = target.kubeconfig or _default_kubeconfig(settings)
+    kubeconfig = target.kubeconfig or default_kubeconfig(settings)
     if use_kubernetes and kubeconfig is None:
         raise FailedError(
             "no plane is running here, and there is no kubeconfig: start one with `agentctl up`, "
@@ -225,8 +228,8 @@ async def open_world(settings: Settings, target: Target) -> AsyncIterator[World]
                 from libs.cluster.kubernetes import connect
 
                 where = str(kubeconfig) + (f" ({target.context})" if target.context else "")
-                _check_file(kubeconfig)
-                cluster = await stack.enter_async_context(connect(kubeconfig, target.context))
+                check_file(kubeconfig)
+                cluster = await stack.enter_async_context(connect(kubeconfig, target.context, warned=warn))
                 yield Kubernetes(cluster, where)
             else:
                 yield await _dial(settings, where, stack)
@@ -248,14 +251,16 @@ async def _dial(settings: Settings, endpoint: str, stack: AsyncExitStack) -> Pla
     return Plane(ResourceServiceStub(channel))
 
 
-def _default_kubeconfig(settings: Settings) -> Path | None:
+def default_kubeconfig(settings: Settings) -> Path | None:
+    """Where kubectl would look; None if nothing is there."""
     if named := settings.environment.get("KUBECONFIG"):
         return Path(named)
     usual = Path.home() / ".kube" / "config"
     return usual if usual.is_file() else None
 
 
-def _check_file(kubeconfig: Path | None) -> None:
+def check_file(kubeconfig: Path | None) -> None:
+    """FailedError if there is no such file."""
     if kubeconfig and os.pathsep not in str(kubeconfig) and not kubeconfig.is_file():  # it may name many
         raise FailedError(f"{kubeconfig}: no such file", Exit.UNAVAILABLE)
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from libs.cluster.local import SYSTEM
 from libs.settings import load
 from libs.state import State
+from services.admission.settings import Settings as AdmissionSettings
+from services.apiserver.settings import Settings as ApiserverSettings
 from services.coordination.settings import Settings as CoordinationSettings
 from services.operator.settings import Settings as OperatorSettings
 from services.provider.settings import Settings as ProviderSettings
@@ -46,6 +48,8 @@ class HomeSettings:
             "PROVIDER_",
             {**environ, **common, "PROVIDER_LISTEN": f"{_LOOPBACK}:0", "PROVIDER_TLS": "true"},
         )
+        self.apiserver = load(ApiserverSettings, "APISERVER_", {**environ, **common, **_at("APISERVER", ports)})
+        self.admission = load(AdmissionSettings, "ADMISSION_", {**environ, **common, **_at("ADMISSION", ports)})
         ours = {
             "AGENTCTL_COORDINATION_ADDRESS": self.coordination_address,
             "AGENTCTL_TLS_DIR": str(state.identity("operator")),
@@ -57,3 +61,13 @@ class HomeSettings:
             "OPERATOR_LOOPBACK": "$(AGENT_HOST)",  # pods share the machine's; their addresses are loopback
         }
         self.operator = load(OperatorSettings, "OPERATOR_", {**environ, **common, **ours})
+
+
+def _at(component: str, ports: Ports) -> dict[str, str]:
+    """A component that serves gRPC only."""
+    return {
+        f"{component}_HOST": _LOOPBACK,
+        f"{component}_PORT": str(ports[component.lower()]),
+        f"{component}_EDGE_PORT": "",
+        "AGENTCTL_TLS_DIR": "set later",
+    }

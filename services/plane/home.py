@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from agentctl.admission.v1.admission_service_pb2_grpc import AdmissionServiceStub
 from agentctl.resource.v1 import resource_service_pb2_grpc as pb_grpc
 from libs import pki, telemetry
 from libs.cluster import Cluster
@@ -28,11 +29,14 @@ from libs.cluster.local.runner import Runner
 from libs.enrol import enrolled
 from libs.errors import MeshError
 from libs.identity import Identity
-from libs.mesh import PLANE
+from libs.mesh import ADMISSION, PLANE
+from libs.rpc.client import dial
 from libs.rpc.server import serving
 from libs.settings import SettingsError
 from libs.state import ADMINISTRATOR, State, write_json
 from libs.work import connect
+from services.admission.admitting import admitting
+from services.apiserver.managing import managing
 from services.coordination.coordinating import coordinating
 from services.operator.operating import operating
 from services.provider.providing import providing
@@ -52,8 +56,9 @@ _COMMANDS = {
     f"agentctl-{service}": [sys.executable, "-P", "-m", f"services.{service}"]
     for service in ("agent", "bridge", "provider")
 }
-_FOREIGN = re.compile(r"(AGENTCTL|COORDINATION|OPERATOR|PLANE|AGENT|BRIDGE|PROVIDER|OPENAI)_")
+_FOREIGN = re.compile(r"(ADMISSION|AGENTCTL|APISERVER|COORDINATION|OPERATOR|PLANE|AGENT|BRIDGE|PROVIDER|OPENAI)_")
 _PASSED_ON = ("AGENTCTL_LOG_LEVEL", "OPENAI_API_KEY", "OPENAI_API_KEY_FILE")
+_ACCOUNTS = ("admission", "apiserver", "coordination", "plane", "provider")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _log = logging.getLogger(__name__)
@@ -157,7 +162,7 @@ class Home:
         accounts = Accounts(cluster, SYSTEM, self._state.folder, self._state.folder / "identities")
         accounts.identity_address = components.identity_address
         await stack.enter_async_context(
-            accounts.mounted(["coordination", "provider", "plane", ADMINISTRATORS_ACCOUNT])
+            accounts.mounted([*_ACCOUNTS, ADMINISTRATORS_ACCOUNT])
         )
         operator = replace(components.operator, stand_in_url=f"https://localhost:{ports['provider']}/v1")
         operates = await stack.enter_async_context(apart("operator", operating(operator, cluster)))
@@ -172,9 +177,17 @@ class Home:
             apart("provider", providing(provider, accounts.credentials("provider")))
         )
         say("provider", f"a stand-in that is no model, ready at {operator.stand_in_url}")
+        apiserver = replace(components.apiserver, **_fields(accounts, "apiserver"))
+        manages = await stack.enter_async_context(apart("apiserver", managing(apiserver, cluster)))
+        say("apiserver", f"ready at {manages.address}")
+        admission = replace(components.admission, **_fields(accounts, "admission"))
+        admits = await stack.enter_async_context(apart("admission", admitting(admission, cluster)))
+        say("admission", f"ready at {admits.address}")
         plane = await stack.enter_async_context(enrolled(accounts.credentials("plane"), "plane"))
+        reviews = await stack.enter_async_context(dial(ADMISSION, admits.address, plane, timeout=10))
+        resources = Resources(cluster, Usage(cluster), AdmissionServiceStub(reviews))
         address = await stack.enter_async_context(
-            apart("plane", _resources(cluster, plane, self._settings, ports["plane"]))
+            apart("plane", _served(resources, plane, self._settings, ports["plane"]))
         )
         administrator = await stack.enter_async_context(
             enrolled(accounts.credentials(ADMINISTRATORS_ACCOUNT), administrator=True)
@@ -185,6 +198,8 @@ class Home:
                     say("", f"{count} items that agents of a killed plane held are given back")
         return {
             "plane": address,
+            "apiserver": manages.address,
+            "admission": admits.address,
             "coordination": served.address,
             "operator": f"{_LOOPBACK}:{operator.port}",
             "identity": components.identity_address,
@@ -203,10 +218,9 @@ async def _running(runner: Runner) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _resources(
-    cluster: LocalCluster, identity: Identity, settings: Settings, port: int
+async def _served(
+    servicer: Resources, identity: Identity, settings: Settings, port: int
 ) -> AsyncIterator[str]:
-    servicer = Resources(cluster, Usage(cluster))
     async with (
         serving(
             PLANE,
@@ -256,6 +270,7 @@ The plane is up. Its log: {state.log}
   agentctl work submit demo/summarize FILES... --wait    work for it, and results
   agentctl tree -n demo                                  who runs, and how they are
   agentctl top -n demo                                   what they use
+  agentctl pause|resume|drain fleet/summarize -n demo    steer them
 
   grpcurl -cacert {endpoints["tls_dir"]}/ca.crt -cert {endpoints["tls_dir"]}/tls.crt \\
     -key {endpoints["tls_dir"]}/tls.key -authority plane.cp.{endpoints["domain"]} {endpoints["plane"]} list

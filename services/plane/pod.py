@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
 
 from libs import telemetry
+from libs.cluster import Cluster
+from libs.cluster.kubernetes import connect
 from libs.enrol import Credentials
 from libs.rpc.server import stopped
-from libs.settings import load
+from libs.settings import SettingsError, load
+from services.admission.admitting import admitting
+from services.admission.settings import Settings as AdmissionSettings
+from services.apiserver.managing import managing
+from services.apiserver.settings import Settings as ApiserverSettings
 from services.coordination.coordinating import coordinating
 from services.coordination.settings import Settings as CoordinationSettings
 from services.provider.providing import providing
@@ -17,6 +26,8 @@ from services.provider.settings import Settings as ProviderSettings
 from .settings import Settings
 
 _NO_PREFIX = "AGENTCTL_IDENTITY_"  # Credentials has the mesh's own variables only
+_LOOK_SECONDS = 0.5
+_log = logging.getLogger(__name__)
 
 
 async def run(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -25,6 +36,8 @@ async def run(settings: Settings, environ: Mapping[str, str]) -> None:
         load(CoordinationSettings, "COORDINATION_", environ) if _has(settings, "coordination") else None
     )
     provider = load(ProviderSettings, "PROVIDER_", environ) if _has(settings, "provider") else None
+    apiserver = load(ApiserverSettings, "APISERVER_", environ) if _has(settings, "apiserver") else None
+    admission = load(AdmissionSettings, "ADMISSION_", environ) if _has(settings, "admission") else None
     credentials = load(Credentials, _NO_PREFIX, environ)
     telemetry.start("plane", settings.log_level)
     checks: list[Callable[[], Awaitable[None]]] = []
@@ -41,8 +54,31 @@ async def run(settings: Settings, environ: Mapping[str, str]) -> None:
         if provider:
             trusted = credentials if provider.tls else None
             await stack.enter_async_context(providing(provider, trusted, folder="provider"))
+        if apiserver or admission:
+            cluster = await stack.enter_async_context(_connected())
+        if apiserver:
+            manages = await stack.enter_async_context(managing(apiserver, cluster, folder="apiserver"))
+            checks.append(manages.check)
+        if admission:
+            admits = await stack.enter_async_context(admitting(admission, cluster, folder="admission"))
+            checks.append(admits.check)
         await stack.enter_async_context(telemetry.plain_port(settings.metrics_port, ready, settings.host))
         await stopped()
+
+
+@asynccontextmanager
+async def _connected() -> AsyncIterator[Cluster]:
+    """The API server, by the token that the operator beside us leaves here; it may come after us."""
+    async with AsyncExitStack() as stack:
+        while True:
+            try:
+                cluster = await stack.enter_async_context(connect(None))
+            except SettingsError as error:
+                _log.info("waiting for our token: %s", error)
+                await anyio.sleep(_LOOK_SECONDS)
+            else:
+                break
+        yield cluster
 
 
 def _has(settings: Settings, component: str) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agentctl.resource.v1 import resource_service_pb2 as pb
 from agentctl.resource.v1 import resource_service_pb2_grpc as pb_grpc
 from libs.cluster.kinds import CONFIG_MAP, POD, SERVICE_ACCOUNT
 from libs.cluster.local import LocalCluster, open_local
+from libs.documents import struct_of
 from libs.errors import NotFoundError
 from libs.mesh import PLANE
 from libs.rpc.client import dial
@@ -117,3 +120,15 @@ async def test_logs_come_whole(world, cluster, tmp_path):
 
     assert await read(None) == text
     assert await read(2) == b"049998\n049999\n"
+
+
+async def test_what_admission_warns_of_is_on_stderr(capsys):
+    class Warned:
+        async def Apply(self, _: pb.ApplyRequest) -> pb.ApplyResponse:
+            return pb.ApplyResponse(
+                object=struct_of(config()), warnings=["data.a: it is old; mend it (a-rule)"]
+            )
+
+    stub: Any = Warned()
+    await Plane(stub).apply(config(a="1"))
+    assert capsys.readouterr().err == "Warning: data.a: it is old; mend it (a-rule)\n"
