@@ -14,14 +14,18 @@ from typing import Any
 
 from agentctl.agent.v1 import agent_service_pb2 as agent_pb
 from agentctl.agent.v1.agent_service_pb2_grpc import AgentServiceStub
+from agentctl.coordination.v1 import coordination_service_pb2 as coordination_pb
+from agentctl.coordination.v1 import work_pb2
+from agentctl.management.v1.management_service_pb2_grpc import ManagementServiceStub
 from agentctl.resource.v1 import resource_service_pb2 as pb
 from agentctl.resource.v1.resource_service_pb2_grpc import ResourceServiceStub
 from libs import pki
 from libs.documents import document_of
 from libs.identity import Identity, Principal
-from libs.mesh import AGENT, PLANE
+from libs.mesh import AGENT, APISERVER, PLANE
 from libs.rpc.client import dial
 from libs.state import ADMINISTRATOR, State
+from libs.work import Client, Work, connect
 
 from ..machine import Machine, until
 from ..scripted import Model, Reply, Script
@@ -68,7 +72,40 @@ class Home:
         """`agentctl logs`."""
         return self.machine.done("logs", f"agent/{name}", "-n", NAMESPACE)
 
+    def manage(self, method: str, request: Any) -> Any:
+        """Calls ManagementService as the administrator."""
+
+        async def call() -> Any:
+            address = State(self.machine.state).running()["apiserver"]
+            async with dial(APISERVER, address, self._identity) as channel:
+                return await getattr(ManagementServiceStub(channel), method)(request)
+
+        return asyncio.run(call())
+
+    def submit(self, queue: str, *texts: str) -> list[str]:
+        """Submits an item for each text; their ids."""
+        works = [Work(text.encode(), content_type="text/plain") for text in texts]
+
+        async def do() -> None:
+            async with self._coordination() as client:
+                verdicts = await client.submit_all(queue, works)
+                assert not [each for each in verdicts if isinstance(each, Exception)]
+
+        asyncio.run(do())
+        return [work.id for work in works]
+
     # What the plane says
+
+    def items(self, ids: Sequence[str]) -> list[work_pb2.Item]:
+        """Where these items stand."""
+
+        async def get() -> list[work_pb2.Item]:
+            async with self._coordination() as client:
+                answer = await client.stub.GetItems(coordination_pb.GetItemsRequest(item_ids=ids))
+                found = {item.id: item for item in answer.items}
+                return [found[id] for id in ids]
+
+        return asyncio.run(get())
 
     def status(self, name: str, kind: str = "Agent") -> Json:
         """The status of an object."""
@@ -172,6 +209,12 @@ class Home:
     async def _plane(self) -> AsyncIterator[Any]:
         async with dial(PLANE, State(self.machine.state).running()["plane"], self._identity) as channel:
             yield ResourceServiceStub(channel)
+
+    @asynccontextmanager
+    async def _coordination(self) -> AsyncIterator[Client]:
+        address = State(self.machine.state).running()["coordination"]
+        async with connect(address, self._identity) as client:
+            yield client
 
     async def _pods(self, name: str) -> Sequence[Json]:
         async with self._plane() as plane:
