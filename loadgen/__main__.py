@@ -10,6 +10,7 @@ import typer
 
 from . import bars_command, sweep_command
 from .agents import command as agents_command
+from .management import command as management_command
 from .provision import command as provision_command
 from .verify import command as verify_command
 
@@ -19,11 +20,12 @@ bars_command.register(app, os.environ)
 verify_command.register(app, os.environ)
 provision_command.register(app, os.environ)
 agents_command.register(app, os.environ)
+management_command.register(app, os.environ)
 
 
 @app.callback()
 def about() -> None:
-    """Measures a coordination service, how agents come up and what they take; checks what it measures."""
+    """Measures coordination, reviews and verbs, agents and how they come up; checks what it measures."""
 
 
 def main() -> None:

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-import uvicorn
-from mcp.server.mcpserver import MCPServer
-from starlette.types import ASGIApp, Receive, Scope, Send
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 URI = "load://idle"
 
@@ -34,6 +34,9 @@ class Counting:
 
 def main() -> None:
     """Serves until it is stopped."""
+    import uvicorn  # the whole command knows our URI; only this process serves, and these are slow to load
+    from mcp.server.mcpserver import MCPServer
+
     server = MCPServer("idle", log_level="WARNING")
     server.resource(URI, name="idle")(lambda: "nothing happens here")
     app = Counting(server.streamable_http_app())
