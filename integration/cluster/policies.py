@@ -12,7 +12,17 @@ from typing import Any
 
 import yaml
 
-from libs.mesh import AGENT, ANONYMOUS, COORDINATION, IDENTITY, METHODS, OPERATOR, Component
+from libs.mesh import (
+    ADMISSION,
+    AGENT,
+    ANONYMOUS,
+    APISERVER,
+    COORDINATION,
+    IDENTITY,
+    METHODS,
+    OPERATOR,
+    Component,
+)
 
 Json = dict[str, Any]
 
@@ -25,15 +35,27 @@ FILES = {
 
 _HEADER = "# Written by `python -m integration.cluster.policies` from libs/mesh.py.\n"
 _NAMESPACE = "agentctl-system"
-_SERVED = {"coordination": COORDINATION, "operator": OPERATOR, "identity": IDENTITY}  # word of the package
+_SERVED = {  # word of the package
+    "coordination": COORDINATION, "operator": OPERATOR, "identity": IDENTITY, "management": APISERVER,
+    "admission": ADMISSION,
+}  # fmt: skip
 _PACKAGES = _SERVED | {"agent": AGENT}
-_IN_PLANE = {"coordination", "operator", "provider"}  # one pod has them all in the overlay single
+_IN_PLANE = {
+    "admission",
+    "apiserver",
+    "coordination",
+    "operator",
+    "provider",
+}  # one pod has them all in the overlay single
+_ASKING = ("admission", "apiserver", "operator", "postgres")  # the API server
 _AGENT: Json = {"app.kubernetes.io/name": "agent", "app.kubernetes.io/part-of": "agentctl"}
 _CLIENT: Json = {"agentctl.dev/client": "true"}
 _OURS: Json = {"app.kubernetes.io/part-of": "agentctl"}
 _PROMETHEUS: Json = {"app.kubernetes.io/name": "prometheus"}
 _POSTGRES, _PROVIDER, _METRICS = 5432, 8443, (9090, 9091)
 _API_SERVER, _MODELS = (443, 6443), (443,)
+EDGES = {"apiserver": 6443, "admission": 9443}
+"""HTTPS for the cluster's API server, which is no pod and may come from anywhere. They judge each caller."""
 
 
 def _components(names: Iterable[str]) -> Json:
@@ -60,7 +82,8 @@ _DNS: Json = {"ports": _ports(53, protocols=("UDP", "TCP"))}
 
 
 def _policy(name: str, pods: Json, **rules: list[Json]) -> Json:
-    """`rules`: ingress and egress; what is named counts, and an empty list allows nothing."""
+    """Of no namespace yet. `rules`: ingress and egress; what is named counts, and an empty list allows
+    nothing."""
     spec: Json = {"podSelector": pods, "policyTypes": [each.capitalize() for each in rules]}
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -103,8 +126,10 @@ def _system() -> list[Json]:
         _policy("default-deny", {}, ingress=[], egress=[]),
         _policy("dns", {}, egress=[_DNS]),
         _policy("metrics", {}, ingress=[{"from": [_anywhere(_PROMETHEUS)], "ports": _ports(*_METRICS)}]),
-        _policy(
-            "api-server", _components(["operator", "postgres"]), egress=[{"ports": _ports(*_API_SERVER)}]
+        _policy("api-server", _components(_ASKING), egress=[{"ports": _ports(*_API_SERVER)}]),
+        *(
+            _policy(f"{name}-edge", _components([name]), ingress=[{"ports": _ports(port)}])
+            for name, port in EDGES.items()
         ),
         *_flow("postgres", "postgres", _POSTGRES, ["coordination"]),
         _policy(
@@ -123,6 +148,8 @@ def _system() -> list[Json]:
             made.append(_policy(f"to-{word}", from_pods, egress=[_to(component.name, component.port)]))
     to_agents: Json = {"to": [_anywhere(_AGENT)], "ports": _ports(AGENT.port)}
     made.append(_policy("to-agents", _components(_inside(callers(AGENT))), egress=[to_agents]))
+    for policy in made:
+        policy["metadata"]["namespace"] = _NAMESPACE
     return made
 
 

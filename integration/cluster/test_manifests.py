@@ -16,7 +16,7 @@ from libs import mesh
 
 from .kubectl import ROOT, SYSTEM
 from .place import KUBERNETES
-from .policies import FILES, text
+from .policies import EDGES, FILES, text
 
 OVERLAYS = sorted(path.name for path in (ROOT / "k8s" / "overlays").iterdir())
 WORKLOADS = {"Deployment", "StatefulSet", "Job", "DaemonSet"}
@@ -54,7 +54,9 @@ def test_every_object_is_valid(overlay: str) -> None:
 def test_every_object_is_named_once_and_has_a_known_home(overlay: str) -> None:
     named = [(t["kind"], t["metadata"].get("namespace"), t["metadata"]["name"]) for t in built(overlay)]
     assert len(named) == len(set(named))
-    assert {namespace for _, namespace, _ in named} == {None, SYSTEM}
+    assert {namespace for _, namespace, _ in named} == {None, SYSTEM, "kube-system"}
+    [guest] = [(kind, name) for kind, namespace, name in named if namespace == "kube-system"]
+    assert guest == ("RoleBinding", "agentctl-apiserver")
     assert ("Namespace", None, SYSTEM) in named
 
 
@@ -101,8 +103,32 @@ def test_a_token_for_the_api_server_is_where_it_is_used_only(overlay: str) -> No
             for container in containers(pod)
             if tokens & {mount["name"] for mount in container.get("volumeMounts", ())}
         }
-    assert holders <= {"operator", "prepare"}
+    assert holders <= {"operator", "prepare", "apiserver", "admission"}
     assert "operator" in holders
+
+
+def test_the_plane_has_a_token_that_may_do_less_than_the_operators() -> None:
+    [pod] = pods("single")
+    mounts = {
+        container["name"]: {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        for container in containers(pod)
+    }
+    shared = mounts["plane"]["/var/run/secrets/kubernetes.io/serviceaccount"]
+    [folder] = [path for path, name in mounts["operator"].items() if name == shared]
+    [account] = [
+        each["value"].removesuffix(f":{folder}")
+        for container in containers(pod)
+        for each in container["env"]
+        if each["name"] == "OPERATOR_MINT"
+    ]
+    assert account in {t["metadata"]["name"] for t in built("single") if t["kind"] == "ServiceAccount"}
+    bound = {
+        thing["roleRef"]["name"]
+        for thing in built("single")
+        if thing["kind"] in ("ClusterRoleBinding", "RoleBinding")
+        if account in {subject["name"] for subject in thing["subjects"]}
+    }
+    assert bound == {"agentctl-apiserver", "agentctl-admission", "extension-apiserver-authentication-reader"}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -114,6 +140,8 @@ def test_the_services_of_the_mesh_are_there_and_lead_to_pods(overlay: str) -> No
         ("coordination", mesh.COORDINATION),
         ("operator", mesh.OPERATOR),
         ("operator", mesh.IDENTITY),
+        ("apiserver", mesh.APISERVER),
+        ("admission", mesh.ADMISSION),
     ):
         [port] = [port for port in services[name]["ports"] if port["port"] == component.port]
         selected = [
@@ -126,6 +154,44 @@ def test_the_services_of_the_mesh_are_there_and_lead_to_pods(overlay: str) -> No
         ports = [each for pod in selected for c in containers(pod) for each in c.get("ports", ())]
         assert any(target in (each.get("name"), each["containerPort"]) for each in ports)
         assert any(each["containerPort"] == component.port for each in ports)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("name", ["apiserver", "admission"])
+def test_the_cluster_reaches_the_edges_at_port_443(overlay: str, name: str) -> None:
+    [service] = [t["spec"] for t in built(overlay) if (t["kind"], t["metadata"]["name"]) == ("Service", name)]
+    [target] = [port["targetPort"] for port in service["ports"] if port["port"] == 443]
+    [container] = [
+        container
+        for pod in pods(overlay)
+        if service["selector"].items() <= pod["metadata"]["labels"].items()
+        for container in containers(pod)
+        if target in {port["name"] for port in container["ports"]}
+    ]
+    [port] = [port["containerPort"] for port in container["ports"] if port["name"] == target]
+    told = {each["name"]: each.get("value") for each in container["env"]}
+    assert told[f"{name.upper()}_EDGE_PORT"] == str(port) == str(EDGES[name])
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_keeps_webhooks_from_stranding_anything(overlay: str) -> None:
+    webhooks = {
+        thing["kind"]: webhook
+        for thing in built(overlay)
+        if thing["kind"].endswith("WebhookConfiguration")
+        for webhook in thing["webhooks"]
+    }
+    assert {kind: each["failurePolicy"] for kind, each in webhooks.items()} == {
+        "ValidatingWebhookConfiguration": "Fail",
+        "MutatingWebhookConfiguration": "Ignore",
+    }
+    for webhook in webhooks.values():
+        [rule] = webhook["rules"]
+        assert rule["operations"] == ["CREATE", "UPDATE"], "deletes ask nobody"
+        assert not [each for each in rule["resources"] if "/" in each], "statuses ask nobody"
+        assert webhook["timeoutSeconds"] <= 5
+        [selected] = webhook["namespaceSelector"]["matchExpressions"]
+        assert (selected["operator"], selected["values"]) == ("NotIn", ["kube-system", SYSTEM])
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

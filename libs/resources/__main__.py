@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from . import guard
 from .crds import DECLARED, Manifest, crd, policy
 
 _HEADER = "# Written by `make crds` from libs/resources.\n"
@@ -39,6 +40,8 @@ def files() -> dict[str, str]:
         "kustomization.yaml": _text([_kustomization([*crds, "policy"])]),
         "policy/system-namespace.yaml": _text(policy()),
         "policy/kustomization.yaml": _text([_kustomization(["system-namespace.yaml"])]),
+        "guard/agent-pods.yaml": _text(guard.policy()),
+        "guard/kustomization.yaml": _text([_kustomization(["agent-pods.yaml"])]),
     }
 
 

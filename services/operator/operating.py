@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import anyio
@@ -29,10 +30,12 @@ from .events import Recorder
 from .identity.attest import Rules
 from .identity.office import LIMITS, Charter, Office, open_office
 from .metrics import LEADING, WRITES, Depths
+from .minting import Mint
 from .plan import Rendering
 from .pods import Ended
 from .queues import Coordination, Remote
 from .reconciler import Reconciler
+from .registration import Registration
 from .server import LEASE_NAME, OperatorServer
 from .settings import Settings
 from .writes import CLOCK, Writes
@@ -83,10 +86,11 @@ class NoIdentities:
 
 
 class OfficeIdentities:
-    """By the office beside us."""
+    """By the office beside us. The API server hears of our roots through `registration`, if there is one."""
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: Office, registration: Registration | None = None) -> None:
         self._office = office
+        self._registration = registration
 
     async def publish(self, namespace: str) -> None:
         """As `Identities` has it. The office keeps right what was published once."""
@@ -98,7 +102,10 @@ class OfficeIdentities:
 
     async def lead(self) -> None:
         """As `Identities` has it."""
-        await self._office.lead()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._office.lead)
+            if self._registration:
+                group.start_soon(self._registration.run)
 
 
 @asynccontextmanager
@@ -115,14 +122,23 @@ async def operating(settings: Settings, cluster: Cluster) -> AsyncIterator[Opera
                 dial(COORDINATION, settings.coordination_address, office.identity, timeout=10)
             )
             coordination = Remote(CoordinationServiceStub(channel))
+        registration: Registration | None = None
+        if settings.registers:
+            registration = Registration(
+                cluster, settings.namespace, lambda: office.vault.authority.bundle.root
+            )
+        identities = OfficeIdentities(office, registration)
         operator = await stack.enter_async_context(
-            reconciling(settings, cluster, coordination=coordination, identities=OfficeIdentities(office))
+            reconciling(settings, cluster, coordination=coordination, identities=identities)
         )
         numbers = Depths(operator.controller.depths, operator.cache.ages)
         REGISTRY.register(numbers)
         stack.callback(REGISTRY.unregister, numbers)
         group = await stack.enter_async_context(anyio.create_task_group())
         group.start_soon(office.run)
+        if settings.mint:
+            account, _, folder = settings.mint.partition(":")
+            group.start_soon(Mint(cluster, settings.namespace, account, Path(folder)).run)
         stack.callback(group.cancel_scope.cancel)
         await stack.enter_async_context(answering(settings, cluster, office.identity, operator))
         await stack.enter_async_context(

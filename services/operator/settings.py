@@ -36,6 +36,11 @@ class Settings:
     """The model endpoint of pools that name none: a stand-in, which is no model. Empty: there is none."""
     loopback: str = "127.0.0.1"
     """Where a bridge and its agent meet. Pods that share one loopback device need $(AGENT_HOST) here."""
+    registers: bool = False
+    """Whether the leader keeps the APIService of the management verbs, and whom the webhooks trust."""
+    mint: str = ""
+    """ACCOUNT:FOLDER: there we keep a token of that ServiceAccount of the system namespace, for a neighbour
+    in our pod. Empty: none."""
     workers: int = 4
     """Objects that are reconciled at a time."""
     resync: timedelta = timedelta(minutes=10)
@@ -62,3 +67,5 @@ class Settings:
             raise ValueError("OPERATOR_WORKERS must be at least 1")
         if self.lease < timedelta(seconds=3):
             raise ValueError("OPERATOR_LEASE must be at least 3s")
+        if self.mint and not all(self.mint.partition(":")):
+            raise ValueError("OPERATOR_MINT must be ACCOUNT:FOLDER")

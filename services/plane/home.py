@@ -56,7 +56,9 @@ _COMMANDS = {
     f"agentctl-{service}": [sys.executable, "-P", "-m", f"services.{service}"]
     for service in ("agent", "bridge", "provider")
 }
-_FOREIGN = re.compile(r"(ADMISSION|AGENTCTL|APISERVER|COORDINATION|OPERATOR|PLANE|AGENT|BRIDGE|PROVIDER|OPENAI)_")
+_FOREIGN = re.compile(
+    r"(ADMISSION|AGENTCTL|APISERVER|COORDINATION|OPERATOR|PLANE|AGENT|BRIDGE|PROVIDER|OPENAI)_"
+)
 _PASSED_ON = ("AGENTCTL_LOG_LEVEL", "OPENAI_API_KEY", "OPENAI_API_KEY_FILE")
 _ACCOUNTS = ("admission", "apiserver", "coordination", "plane", "provider")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -161,9 +163,7 @@ class Home:
         say, apart = self._say, self._watch.apart
         accounts = Accounts(cluster, SYSTEM, self._state.folder, self._state.folder / "identities")
         accounts.identity_address = components.identity_address
-        await stack.enter_async_context(
-            accounts.mounted([*_ACCOUNTS, ADMINISTRATORS_ACCOUNT])
-        )
+        await stack.enter_async_context(accounts.mounted([*_ACCOUNTS, ADMINISTRATORS_ACCOUNT]))
         operator = replace(components.operator, stand_in_url=f"https://localhost:{ports['provider']}/v1")
         operates = await stack.enter_async_context(apart("operator", operating(operator, cluster)))
         await operates.cache.synced()
