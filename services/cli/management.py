@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import abc
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from libs.state import ADMINISTRATOR
-
 from .output import Exit, FailedError
-from .session import Settings, check_certificate, failed
-from .world import check_file, default_kubeconfig
+from .reach import cluster_at, component_at, default_kubeconfig
+from .session import Settings
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -221,9 +219,6 @@ class Aggregated(Management):
 @asynccontextmanager
 async def open_management(settings: Settings, way: Way) -> AsyncIterator[Management]:
     """The way that the options mean. FailedError if there is none; errors of the mesh come as ours."""
-    from libs.errors import MeshError
-    from libs.settings import SettingsError
-
     if way.address and (way.kubeconfig or way.context):
         raise FailedError("--address is a ManagementService, --kubeconfig a Kubernetes: name one", Exit.USAGE)
     running = settings.state.running()
@@ -238,33 +233,15 @@ async def open_management(settings: Settings, way: Way) -> AsyncIterator[Managem
         )
     if not is_cluster and not where:
         raise FailedError("the plane that runs here has no apiserver: start it anew", Exit.UNAVAILABLE)
-    async with AsyncExitStack() as stack:
-        try:
-            if is_cluster:
-                from libs.cluster.kubernetes import connect
+    if is_cluster:
+        async with cluster_at(kubeconfig, way.context) as (cluster, name):
+            yield Aggregated(cluster, name)
+    else:
+        from agentctl.management.v1.management_service_pb2_grpc import ManagementServiceStub
+        from libs.mesh import APISERVER
 
-                where = str(kubeconfig) + (f" ({way.context})" if way.context else "")
-                check_file(kubeconfig)
-                cluster = await stack.enter_async_context(connect(kubeconfig, way.context))
-                yield Aggregated(cluster, where)
-            else:
-                yield await _dial(settings, where, stack)
-        except SettingsError as error:
-            raise FailedError(f"{where}: {' '.join(str(error).split())}", Exit.UNAVAILABLE) from error
-        except MeshError as error:
-            raise failed(error, where) from error
-
-
-async def _dial(settings: Settings, address: str, stack: AsyncExitStack) -> Service:
-    from agentctl.management.v1.management_service_pb2_grpc import ManagementServiceStub
-    from libs.identity import Identity
-    from libs.mesh import APISERVER
-    from libs.rpc.client import dial
-
-    tls_dir = settings.tls_dir or settings.state.identity(ADMINISTRATOR)
-    check_certificate(tls_dir)
-    channel = await stack.enter_async_context(dial(APISERVER, address, Identity(tls_dir)))
-    return Service(ManagementServiceStub(channel))
+        async with component_at(settings, APISERVER, where) as channel:
+            yield Service(ManagementServiceStub(channel))
 
 
 def _target(subject: Subject) -> pb.Target:

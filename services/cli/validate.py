@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from libs.state import ADMINISTRATOR
-
 from . import manifests
 from .objects import ContextOption, FilesOption, KubeconfigOption, NamespaceOption
 from .output import Exit, FailedError, Format, note, one_line_errors, show
-from .session import FormatOption, Settings, StateDirOption, check_certificate, failed
-from .world import MANAGER, Object, check_file, default_kubeconfig
+from .reach import cluster_at, component_at, default_kubeconfig
+from .session import FormatOption, Settings, StateDirOption
+from .world import MANAGER, Object
 
 if TYPE_CHECKING:
     from agentctl.admission.v1.admission_service_pb2 import Finding
@@ -85,7 +84,6 @@ def _judged(settings: Settings, kubeconfig: Path | None, context: str, things: S
             return asyncio.run(_by_plane(settings, running, things))
         kubeconfig = default_kubeconfig(settings)
     if kubeconfig or context:
-        check_file(kubeconfig)
         return asyncio.run(_by_cluster(kubeconfig, context, things))
     return _by_rules(things)
 
@@ -94,20 +92,14 @@ async def _by_plane(settings: Settings, running: Mapping[str, str], things: Sequ
     """What the AdmissionService beside the plane says."""
     from agentctl.admission.v1.admission_service_pb2_grpc import AdmissionServiceStub
     from agentctl.resource.v1.resource_service_pb2_grpc import ResourceServiceStub
-    from libs.errors import MeshError
-    from libs.identity import Identity
     from libs.mesh import ADMISSION, PLANE
-    from libs.rpc.client import dial
 
-    tls_dir = settings.tls_dir or settings.state.identity(ADMINISTRATOR)
-    check_certificate(tls_dir)
-    identity, where = Identity(tls_dir), running["admission"]
-    try:
-        async with dial(ADMISSION, where, identity) as one, dial(PLANE, running["plane"], identity) as other:
-            admission, resources = AdmissionServiceStub(one), ResourceServiceStub(other)
-            return [row for thing in things for row in await _reviewed(admission, resources, thing)]
-    except MeshError as error:
-        raise failed(error, where) from error
+    async with (
+        component_at(settings, ADMISSION, running["admission"]) as one,
+        component_at(settings, PLANE, running["plane"]) as other,
+    ):
+        admission, resources = AdmissionServiceStub(one), ResourceServiceStub(other)
+        return [row for thing in things for row in await _reviewed(admission, resources, thing)]
 
 
 async def _reviewed(
@@ -147,19 +139,9 @@ async def _reviewed(
 
 async def _by_cluster(kubeconfig: Path | None, context: str, things: Sequence[Object]) -> list[Row]:
     """What a dry run is answered, by the API server and by the webhook that it asks."""
-    from libs.cluster.kubernetes import connect
-    from libs.errors import MeshError
-    from libs.settings import SettingsError
-
-    where = str(kubeconfig) + (f" ({context})" if context else "")
     warnings: list[str] = []
-    try:
-        async with connect(kubeconfig, context, warned=warnings.append) as cluster:
-            return [row for thing in things for row in await _dry_run(cluster, thing, warnings)]
-    except SettingsError as error:
-        raise FailedError(f"{where}: {' '.join(str(error).split())}", Exit.UNAVAILABLE) from error
-    except MeshError as error:
-        raise failed(error, where) from error
+    async with cluster_at(kubeconfig, context, warned=warnings.append) as (cluster, _):
+        return [row for thing in things for row in await _dry_run(cluster, thing, warnings)]
 
 
 async def _dry_run(cluster: Cluster, thing: Object, warnings: list[str]) -> list[Row]:

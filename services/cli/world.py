@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import abc
-import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from libs.state import ADMINISTRATOR
-
 from .output import Exit, FailedError, warn
-from .session import Settings, check_certificate, failed
+from .reach import cluster_at, component_at, default_kubeconfig
+from .session import Settings
 
 if TYPE_CHECKING:
     from agentctl.resource.v1.resource_service_pb2_grpc import ResourceServiceAsyncStub
@@ -209,9 +207,6 @@ class Kubernetes(World):
 @asynccontextmanager
 async def open_world(settings: Settings, target: Target) -> AsyncIterator[World]:
     """The world that the options mean. FailedError if there is none; errors of the mesh come as ours."""
-    from libs.errors import MeshError
-    from libs.settings import SettingsError
-
     endpoint = settings.state.running().get("plane")
     use_kubernetes = bool(target.kubeconfig or target.context) or not endpoint
     kubeconfig = target.kubeconfig or default_kubeconfig(settings)
@@ -221,48 +216,15 @@ async def open_world(settings: Settings, target: Target) -> AsyncIterator[World]
             "or name a cluster by --kubeconfig or KUBECONFIG",
             Exit.UNAVAILABLE,
         )
-    where = str(endpoint)
-    async with AsyncExitStack() as stack:
-        try:
-            if use_kubernetes:
-                from libs.cluster.kubernetes import connect
+    if use_kubernetes:
+        async with cluster_at(kubeconfig, target.context, warned=warn) as (cluster, where):
+            yield Kubernetes(cluster, where)
+    else:
+        from agentctl.resource.v1.resource_service_pb2_grpc import ResourceServiceStub
+        from libs.mesh import PLANE
 
-                where = str(kubeconfig) + (f" ({target.context})" if target.context else "")
-                check_file(kubeconfig)
-                cluster = await stack.enter_async_context(connect(kubeconfig, target.context, warned=warn))
-                yield Kubernetes(cluster, where)
-            else:
-                yield await _dial(settings, where, stack)
-        except SettingsError as error:
-            raise FailedError(f"{where}: {' '.join(str(error).split())}", Exit.UNAVAILABLE) from error
-        except MeshError as error:
-            raise failed(error, where) from error
-
-
-async def _dial(settings: Settings, endpoint: str, stack: AsyncExitStack) -> Plane:
-    from agentctl.resource.v1.resource_service_pb2_grpc import ResourceServiceStub
-    from libs.identity import Identity
-    from libs.mesh import PLANE
-    from libs.rpc.client import dial
-
-    tls_dir = settings.tls_dir or settings.state.identity(ADMINISTRATOR)
-    check_certificate(tls_dir)
-    channel = await stack.enter_async_context(dial(PLANE, endpoint, Identity(tls_dir)))
-    return Plane(ResourceServiceStub(channel))
-
-
-def default_kubeconfig(settings: Settings) -> Path | None:
-    """Where kubectl would look; None if nothing is there."""
-    if named := settings.environment.get("KUBECONFIG"):
-        return Path(named)
-    usual = Path.home() / ".kube" / "config"
-    return usual if usual.is_file() else None
-
-
-def check_file(kubeconfig: Path | None) -> None:
-    """FailedError if there is no such file."""
-    if kubeconfig and os.pathsep not in str(kubeconfig) and not kubeconfig.is_file():  # it may name many
-        raise FailedError(f"{kubeconfig}: no such file", Exit.UNAVAILABLE)
+        async with component_at(settings, PLANE, str(endpoint)) as channel:
+            yield Plane(ResourceServiceStub(channel))
 
 
 def _content(thing: Object) -> Object:
