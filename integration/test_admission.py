@@ -19,7 +19,7 @@ from .machine import EXAMPLES, NAMESPACE, Machine
 Json = dict[str, Any]
 
 MANIFESTS = sorted(EXAMPLES.glob("**/*.yaml"))
-TAGS = ("untrusted-input", "sensitive-data", "egress")
+TAGS = ("untrusted_input", "sensitive", "egress")
 ADMINISTRATOR = "system:serviceaccount:agentctl-system:administrator"
 USER = f"system:serviceaccount:{NAMESPACE}:default"
 REASON = "reads public mail only"

@@ -251,7 +251,7 @@ def test_a_paused_agent_holds_its_run_at_its_turn_and_claims_nothing_until_it_is
     [other] = crew.told().keys() - {held}
     found = crew.cli("pause", "--pod", held)
     assert found.returncode == 0, found
-    assert "waits for 1 runs to come to a step" in found.stdout
+    assert "waits for 1 run to come to a step" in found.stdout
     crew.tools.release()
     report = crew.home.manage("Pause", pb.PauseRequest(target=target(held), terms=terms())).report
     assert stages(report) == {held: "IN_EFFECT"}
@@ -294,7 +294,7 @@ def test_of_all_runs_only_the_one_that_is_named_is_cancelled(crew: Crew) -> None
         "what": f"cancel run {one}",
         "target": f"{NAMESPACE}/agentfleets/crew",
         "decision": "allowed",
-        "outcome": "done: 1 of 1 pods",
+        "outcome": "done: 1 of 1 pod",
     }
     crew.tools.release()
     crew.settled(others)
@@ -329,15 +329,10 @@ def test_a_pod_that_hangs_costs_the_others_nothing_and_is_named(crew: Crew) -> N
     try:
         found = crew.cli("pause", "--deadline", "3s", "--until", "in-effect", "--reason", "one hangs")
         [line] = [line for line in found.stdout.splitlines() if line.startswith(hanging)]
-        why = line.split()[2]  # of a handshake that is not answered gRPC says no more than that it failed
-        assert (found.returncode, line.split()[1], why in ("DEADLINE:", "UNAVAILABLE:")) == (
-            1,
-            "failed",
-            True,
-        )
+        assert (found.returncode, line.split()[1:3]) == (1, ["failed", "DEADLINE:"])
         assert f"{other}  paused" in found.stdout
         summary = found.stdout.splitlines()[-1]
-        assert summary.startswith(f"1 of 2 pods paused; 1 failed: {hanging}: {why}"), summary
+        assert summary.startswith(f"1 of 2 pods paused; 1 failed: {hanging}: DEADLINE: "), summary
         assert crew.audited("one hangs")["outcome"] == "partial: 1 of 2 pods"
     finally:
         os.kill(pods[hanging], signal.SIGCONT)

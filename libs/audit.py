@@ -14,9 +14,12 @@ _EVENTS = Counter(
 )
 LOGGER = "agentctl.audit"
 """Its lines are never left out, whatever the log level and however many there are."""
+CLAIMS = f"{LOGGER}.claims"
+"""Its lines count for the log's limit, as all others do."""
 
 _log = logging.getLogger(LOGGER)
 _log.setLevel(logging.INFO)
+_claims = logging.getLogger(CLAIMS)
 
 
 def record(
@@ -28,9 +31,11 @@ def record(
     decision: Decision,
     outcome: str = "",
     reason: str = "",
+    is_claimed: bool = False,
 ) -> None:
-    """`event` is a word of the caller's code, so that labels are bounded; `target` is namespace/kind/name. The
-    trace, if there is one, and the connection's caller come with every line of the log."""
+    """`event` is a word of the caller's code, so that labels are bounded; `target` is namespace/kind/name;
+    `is_claimed`: whoever reaches us can have us say it. The trace, if there is one, and the connection's
+    caller come with every line of the log."""
     _EVENTS.labels(event, decision).inc()
     fields = {
         "event": event,
@@ -41,4 +46,5 @@ def record(
         "outcome": outcome,
         "reason": reason,
     }
-    _log.info("%s %s %s by %s", what, target, decision, who, extra={k: v for k, v in fields.items() if v})
+    log = _claims if is_claimed else _log
+    log.info("%s %s %s by %s", what, target, decision, who, extra={k: v for k, v in fields.items() if v})

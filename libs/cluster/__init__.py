@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from libs.errors import MeshError, UnavailableError
+from libs.errors import InternalError, UnavailableError
 
 from .kinds import Kind
 
@@ -31,10 +31,9 @@ class ExpiredError(UnavailableError):
     reason = "EXPIRED"
 
 
-class UnauthorisedError(MeshError):
-    """The home refuses us: our RBAC, or our token."""
-
-    reason = "UNAUTHORISED"
+class UnauthorisedError(InternalError):
+    """The home refuses us: our RBAC, or our token. To our callers that is no answer about themselves: it
+    crosses the wire as its base."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,9 @@ import msgspec
 from .agent import ModelId
 from .shape import Label, Url, keyed, text, unique
 
+UNTRUSTED_INPUT, SENSITIVE, EGRESS = TRIFECTA = ("untrusted_input", "sensitive", "egress")
+"""The tags that together let a stranger's text send data out."""
+
 _Tag = Annotated[str, text(63, "^[a-z0-9]([-a-z0-9_.]*[a-z0-9])?$", "a tag: a lower case word")]
 
 

@@ -143,7 +143,8 @@ class _Doorway:
             nonlocal code
             if message["type"] == "http.response.start":
                 code = message["status"]
-            await send(message)
+            with suppress(OSError):  # who asked has left
+                await send(message)
 
         try:
             await self._app(scope, receive, heard)

@@ -89,9 +89,7 @@ class Case:
 
 def case(thing: Object, old: Object | None, facts: Facts) -> Case | None:
     """None if no rule on the spec has to be asked: it is of another kind, being deleted, or changed
-    elsewhere. MalformedError."""
-    if not reading.is_readable(thing):
-        raise reading.MalformedError("object: is none, too deep, or no Unicode")
+    elsewhere. `thing` is readable. MalformedError."""
     kind = reading.kind_of(thing)
     old = old if reading.is_readable(old) else None
     if kind is None or reading.is_leaving(thing, old) or reading.is_untouched(thing, old):
@@ -106,6 +104,8 @@ def case(thing: Object, old: Object | None, facts: Facts) -> Case | None:
 def needs(thing: Object, old: Object | None = None) -> Needs:
     """What to look up for a review of `thing`, which is to follow on `old` (None: it is new). Both may be
     malformed."""
+    if not reading.is_readable(thing):
+        return Needs()
     try:
         about = case(thing, old, Facts())
     except reading.MalformedError:

@@ -12,8 +12,8 @@ LABELS = {"app.kubernetes.io/part-of": "agentctl"}
 
 
 def patch(thing: Object) -> tuple[Operation, ...]:
-    """The change as a JSON Patch (RFC 6902); empty: none."""
-    metadata = thing.get("metadata") if reading.is_readable(thing) and reading.kind_of(thing) else None
+    """The change of what is readable, as a JSON Patch (RFC 6902); empty: none."""
+    metadata = thing.get("metadata") if reading.kind_of(thing) else None
     labels = metadata.get("labels") if isinstance(metadata, dict) else ()
     if labels is None:
         return ({"op": "add", "path": "/metadata/labels", "value": dict(LABELS)},)

@@ -90,7 +90,7 @@ class Webhooks:
 
     async def _judged(self, asked: wire.Request, within: float) -> dict[str, Any]:
         if asked.operation not in _OPERATIONS or asked.sub_resource:
-            return wire.answer(asked.uid, Verdict(), {})
+            return wire.answer(asked.uid, {}, Verdict(), {})
         thing = _object(asked)
         old = asked.old_object if asked.operation == "UPDATE" else None
         question = Question("validate", thing, old, _author(asked.user_info), within, bool(asked.dry_run))
@@ -100,7 +100,7 @@ class Webhooks:
             return wire.refusal(asked.uid, 503, "ServiceUnavailable", str(error))
         except InvalidError as error:  # it names too much
             return wire.refusal(asked.uid, 422, "Invalid", str(error))
-        return wire.answer(asked.uid, verdict, wire.notes(verdict))
+        return wire.answer(asked.uid, thing, verdict, wire.notes(verdict))
 
     async def _filled_in(self, asked: wire.Request, _: float) -> dict[str, Any]:
         if asked.operation not in _OPERATIONS or asked.sub_resource:

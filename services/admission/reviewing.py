@@ -85,7 +85,7 @@ class Reviewer:
     def defaulted(self, thing: Object) -> Sequence[Operation]:
         """What the mutating webhook fills in."""
         with self._counted("mutate"):
-            found = patch(thing)
+            found = patch(thing) if reading.is_readable(thing) else ()
         REVIEWS.labels("mutate", "allowed").inc()
         return found
 
@@ -122,6 +122,7 @@ def _tell(question: Question, verdict: Verdict) -> None:
     what = "create" if question.old is None else "update"
     who = shortened(question.author.username)
     outcome = "dry run" if question.dry_run else ""
+    is_claimed = question.surface == "validate"  # the author is who an unproven peer says
     _log.info(
         "%s %s by %s: %s",
         what,
@@ -141,12 +142,12 @@ def _tell(question: Question, verdict: Verdict) -> None:
     if not verdict.allowed:
         audit.record(
             "admission-denial", who=who, what=what, target=target, decision="denied", outcome=outcome,
-            reason=", ".join(rules),
+            reason=", ".join(rules), is_claimed=is_claimed,
         )  # fmt: skip
     elif any(each.rule == trifecta.OVERRIDDEN for each in verdict.warnings):
         audit.record(
             "admission-override", who=who, what=what, target=target, decision="allowed", outcome=outcome,
-            reason=shortened(reading.reason(question.thing)),
+            reason=shortened(reading.reason(question.thing)), is_claimed=is_claimed,
         )  # fmt: skip
 
 

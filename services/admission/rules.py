@@ -32,14 +32,14 @@ def review(thing: Object, old: Object | None, facts: Facts) -> Verdict:
     are not asked about a change that leaves it as it is, and the override of the trifecta too."""
     if reading.is_leaving(thing, old):
         return Verdict()
-    schema, patch = tuple(facts.schema or ()), defaults.patch(thing)
-    place = tuple(_place(thing, facts))
+    schema = tuple(facts.schema or ())
+    if not reading.is_readable(thing):
+        return Verdict(schema or (_malformed("object: is none, too deep, or no Unicode"),))
+    patch, place = defaults.patch(thing), tuple(_place(thing, facts))
     try:
         about = case(thing, old, facts)
     except reading.MalformedError as error:
-        where, _, what = str(error).partition(": ")
-        malformed = Finding("malformed", where, "", what, "write it as `kubectl explain` says")
-        return Verdict((*(schema or (malformed,)), *place), (), patch)
+        return Verdict((*(schema or (_malformed(str(error)),)), *place), (), patch)
     if about is None:
         return Verdict((*schema, *place), (), patch)
     denials = (*schema, *place, *(found for rule in DENYING for found in rule(about)))
@@ -47,8 +47,13 @@ def review(thing: Object, old: Object | None, facts: Facts) -> Verdict:
     return Verdict(tuple(dict.fromkeys(denials)), tuple(dict.fromkeys(warnings)), patch)
 
 
+def _malformed(error: str) -> Finding:
+    where, _, what = error.partition(": ")
+    return Finding("malformed", where, "", what, "write it as `kubectl explain` says")
+
+
 def _place(thing: Object, facts: Facts) -> Iterator[Finding]:
-    if not reading.is_readable(thing) or reading.kind_of(thing) not in (AGENT, AGENT_FLEET):
+    if reading.kind_of(thing) not in (AGENT, AGENT_FLEET):
         return
     namespace = reading.text(thing, "namespace")
     if namespace == facts.policy.system_namespace:

@@ -14,7 +14,7 @@ from libs.cluster import Object
 from libs.documents import document_of, struct_of
 from libs.errors import InvalidError
 
-from . import trifecta
+from . import reading, trifecta
 from .verdict import Finding, Operation, Verdict
 
 VERSION = "admission.k8s.io/v1"
@@ -68,11 +68,11 @@ def request_of(body: bytes) -> Request:
     return review.request
 
 
-def answer(uid: str, verdict: Verdict, notes: Mapping[str, str]) -> dict[str, Any]:
-    """A verdict as the API server reads it; `notes` are for its audit log."""
+def answer(uid: str, thing: Object, verdict: Verdict, notes: Mapping[str, str]) -> dict[str, Any]:
+    """A verdict on a thing as the API server reads it; `notes` are for its audit log."""
     response: dict[str, Any] = {"allowed": verdict.allowed}
     if verdict.denials:
-        response["status"] = denial(verdict.denials)
+        response["status"] = denial(thing, verdict.denials)
     if verdict.warnings:
         response["warnings"] = [warning(each) for each in verdict.warnings]
     if notes:
@@ -94,14 +94,21 @@ def change(uid: str, operations: Sequence[Operation]) -> dict[str, Any]:
     return _enveloped(uid, response)
 
 
-def denial(findings: Sequence[Finding]) -> dict[str, Any]:
-    """A metav1.Status: all that is wrong, a line each, and again as causes."""
+def denial(thing: Object, findings: Sequence[Finding]) -> dict[str, Any]:
+    """A metav1.Status: all that is wrong, a line each, and again as causes. If an Invalid is its only error,
+    kubectl shows kind, name and causes, and leaves the message out."""
     code, reason = (403, "Forbidden") if is_about_rights(findings) else (422, "Invalid")
-    causes = [
-        {"reason": each.rule, "field": each.field, "message": _line(f"{each.message}; {each.mend}")}
-        for each in findings[:_MOST_CAUSES]
-    ]
-    return {**_status(code, reason, listed(findings)), "details": {"causes": causes}}
+    kind = reading.kind_of(thing) if reading.is_readable(thing) else None
+    details: dict[str, Any] = {"causes": [_cause(each) for each in findings[:_MOST_CAUSES]]}
+    if kind is not None:
+        details |= {"group": kind.group, "kind": kind.name, "name": reading.text(thing, "name")}
+    return {**_status(code, reason, listed(findings)), "details": details}
+
+
+def _cause(finding: Finding) -> dict[str, str]:
+    value = f"{finding.value!r}: " if finding.value else ""
+    message = f"{value}{finding.message}; {finding.mend} ({finding.rule})"
+    return {"reason": finding.rule, "field": finding.field, "message": _line(message)}
 
 
 def listed(findings: Sequence[Finding]) -> str:

@@ -21,17 +21,25 @@ from libs.contract import checks
 from libs.contract import wire as contract
 from libs.contract.agent import Condition
 from libs.contract.run import Run, State
-from libs.errors import DeadlineError, MeshError, NotFoundError, PreconditionError, UnavailableError
+from libs.errors import (
+    DeadlineError,
+    MeshError,
+    NotFoundError,
+    PreconditionError,
+    UnavailableError,
+    UnreachableError,
+)
 
 from .agents import Dial
 from .exits import Exits
 from .pods import Pod
-from .verbs import Order, Outcome, Stage, Verb
+from .verbs import Order, Outcome, Stage, Verb, counted
 
 if TYPE_CHECKING:
     from agentctl.agent.v1.agent_service_pb2_grpc import AgentServiceAsyncStub
 
-_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 2.0  # between two looks at what has no watch
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 2.0  # between two looks at what has no watch, and two tries
+_LATE = "it did not answer in time"
 _NAMES = {
     Verb.DRAIN: "Drain", Verb.LAME_DUCK: "LameDuck", Verb.CANCEL: "Cancel", Verb.PAUSE: "Pause",
     Verb.RESUME: "Resume",
@@ -51,9 +59,7 @@ class Attempt:
 
     def __init__(self, pod: Pod) -> None:
         self.pod = pod
-        self.outcome = Outcome(
-            pod.name, pod.uid, Stage.FAILED, DeadlineError.reason, "it did not answer in time"
-        )
+        self.outcome = Outcome(pod.name, pod.uid, Stage.FAILED, DeadlineError.reason, _LATE)
         self.is_here: bool | None = None
         """Whether the run that is meant is known there; None: who knows."""
         self.is_under_way = False
@@ -73,17 +79,27 @@ class Attempt:
 
 
 class FanOut:
-    """An order on its way to all its pods. `ends_at` is on the loop's clock; with `exits` a drain waits for
-    the end of the processes."""
+    """An order on its way to all its pods. `ends_at` is on the loop's clock; `is_as_found` says whether the
+    process in a pod is still the one that ran when the pod was found; with `exits` a drain waits for the end
+    of the processes."""
 
-    def __init__(self, order: Order, dial: Dial, ends_at: float, exits: Exits | None = None) -> None:
+    def __init__(
+        self,
+        order: Order,
+        dial: Dial,
+        ends_at: float,
+        is_as_found: Callable[[Pod], Awaitable[bool]],
+        exits: Exits | None = None,
+    ) -> None:
         self._order = order
         self._dial = dial
         self._ends_at = ends_at
+        self._is_as_found = is_as_found
         self._exits = exits
         self._effect = max(order.until, Stage.IN_EFFECT)
         """The stage of what is in effect: of all verbs but drain that is all that comes of them."""
-        self._looking: set[asyncio.Task[object]] = set()
+        self._looking: dict[Attempt, asyncio.Task[object]] = {}
+        """Those that do not know yet whether the run is at their pod."""
         self._verbs: dict[Verb, Callable[[AgentServiceAsyncStub, Attempt], Awaitable[None]]] = {
             Verb.DRAIN: self._drain,
             Verb.LAME_DUCK: self._lame_duck,
@@ -107,13 +123,33 @@ class FanOut:
         return [attempt.outcome for attempt in attempts]
 
     async def _at(self, attempt: Attempt) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if self._order.run_id:
+            self._looking[attempt] = task
         try:
-            async with self._dial(attempt.pod) as agent, asyncio.timeout_at(self._ends_at):
-                await self._do(agent, attempt)
+            async with asyncio.timeout_at(self._ends_at):
+                await self._try(attempt)
         except (DeadlineError, TimeoutError):
             pass  # the outcome says how far it came
         except MeshError as error:
             attempt.fail(error.reason, str(error))
+        finally:
+            self._looking.pop(attempt, None)
+
+    async def _try(self, attempt: Attempt) -> None:
+        """Again and again while nobody answers. All verbs may be repeated, but a drain that was taken ends
+        its process, and must not end the next one, too."""
+        for pause in _pauses():
+            try:
+                async with self._dial(attempt.pod) as agent:
+                    return await self._do(agent, attempt)
+            except UnreachableError as error:
+                attempt.wait(f"{_LATE}: {error}")
+            await asyncio.sleep(pause)
+            is_drain = self._order.verb is Verb.DRAIN and not self._order.dry_run
+            if is_drain and not await self._is_as_found(attempt.pod):
+                return attempt.fail("EXITED", "nobody answered, and its process has ended since")
 
     async def _do(self, agent: AgentServiceAsyncStub, attempt: Attempt) -> None:
         run = await self._find(agent, attempt) if self._order.run_id else None
@@ -126,19 +162,15 @@ class FanOut:
 
     async def _find(self, agent: AgentServiceAsyncStub, attempt: Attempt) -> Run | None:
         """The run, if it is here. Where it is under way nobody else has it: the others need not answer."""
-        looking = asyncio.current_task()
-        assert looking is not None
-        self._looking.add(looking)
         try:
             run = await self._run(agent, self._order.run_id)
         except NotFoundError:
             attempt.is_here = False
             return None
-        finally:
-            self._looking.discard(looking)
+        self._looking.pop(attempt, None)
         attempt.is_here, attempt.is_under_way = True, not run.state.ended
         if attempt.is_under_way:
-            for other in self._looking:
+            for other in self._looking.values():
                 other.cancel()
         return run
 
@@ -223,7 +255,8 @@ class FanOut:
             if not others:
                 attempt.reach(self._effect, count=count, runs=runs)
                 return
-            attempt.reach(Stage.ACCEPTED, f"waits for {len(others)} runs {what}", count=count, runs=runs)
+            waits = f"waits for {counted(len(others), 'run')} {what}"
+            attempt.reach(Stage.ACCEPTED, waits, count=count, runs=runs)
             if self._order.until is Stage.ACCEPTED:
                 return
             await asyncio.sleep(pause)

@@ -51,6 +51,7 @@ MAX_BODY_BYTES = 64 * 1024
 AT_ONCE = 128
 _READING_SECONDS = 10.0
 _WHO_SECONDS = 10.0
+_LEFT = 499  # no server says it: for the line of the log
 _MARGIN_SECONDS = 5.0  # for what is not the agents' time
 _STATUS_SECONDS = 10.0
 _BASE = f"/apis/{discovery.GROUP_VERSION}"
@@ -149,7 +150,11 @@ class Api:
             routes.append(_route(f"{one}/{discovery.STATUS}", self._status(kind)))
         app = Starlette(
             routes=routes,
-            exception_handlers={MeshError: _refused, HTTPException: _refused_by_starlette},
+            exception_handlers={
+                LeftError: _unheard,
+                MeshError: _refused,
+                HTTPException: _refused_by_starlette,
+            },
             middleware=[Middleware(ExceptionMiddleware, handlers={Exception: _failed})],
         )
         app.router.redirect_slashes = False
@@ -373,6 +378,11 @@ def _unless_known(request: Request, body: bytes, etag: str, kind: str) -> Respon
     if request.headers.get("if-none-match", "").strip() == headers["ETag"]:
         return Response(status_code=304, headers=headers)
     return Response(body, headers=headers)
+
+
+async def _unheard(request: Request, error: Exception) -> Response:
+    explain(request.scope, str(error))
+    return Response(status_code=_LEFT)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -8,17 +8,18 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 
 from libs import audit
-from libs.cluster import Access, Bearer, Cluster
+from libs.cluster import Access, Bearer, Cluster, UnauthorisedError
+from libs.cluster.kinds import POD
 from libs.contract import checks
 from libs.contract.agent import Condition
-from libs.errors import DeadlineError, DeniedError, MeshError, PreconditionError
+from libs.errors import DeadlineError, DeniedError, InternalError, MeshError, PreconditionError
 
 from .agents import Dial
 from .exits import following
 from .fanout import FanOut, condition_of
 from .metrics import FAN_OUT_SECONDS, VERBS
-from .pods import Pod, find
-from .verbs import Order, Outcome, Report, Stage, Target, Verb
+from .pods import Pod, find, is_as_found
+from .verbs import Order, Outcome, Report, Stage, Target, Verb, counted
 
 _STATUS = "status"
 _STATUS_SECONDS = 5.0  # for an agent to say what it is doing
@@ -73,7 +74,7 @@ class Management:
                 raise PreconditionError(_nobody(order.target, pods))
             report = Report(await self._fan_out(order, asked, ends_at), order.until)
             note.outcome = "done" if report.is_done else "partial" if report.done else "failed"
-            note.counts = f"{report.done} of {len(report.outcomes)} pods"
+            note.counts = report.count
             return report
 
     async def status(
@@ -86,7 +87,7 @@ class Management:
             pods = await self._admitted(bearer, target, target.access(_STATUS, "get"), ends_at, note)
             async with asyncio.TaskGroup() as group:
                 asked = [group.create_task(self._status(pod, ends_at)) for pod in pods]
-            note.outcome, note.counts = "done", f"{len(pods)} pods"
+            note.outcome, note.counts = "done", counted(len(pods), "pod")
             return [each.result() for each in asked]
 
     async def _admitted(
@@ -101,6 +102,8 @@ class Management:
                 return await find(self._cluster, target)
         except TimeoutError:
             raise DeadlineError("the cluster did not answer in time") from None
+        except UnauthorisedError as error:
+            raise InternalError(f"the apiserver itself lacks a right in the cluster: {error}") from error
 
     async def _fan_out(self, order: Order, pods: Sequence[Pod], ends_at: float) -> list[Outcome]:
         async with AsyncExitStack() as stack:
@@ -108,7 +111,11 @@ class Management:
             if order.verb is Verb.DRAIN and order.until is Stage.FINISHED and not order.dry_run:
                 exits = await stack.enter_async_context(following(self._cluster, order.target, pods, ends_at))
             with FAN_OUT_SECONDS.labels(order.verb).time():
-                return await FanOut(order, self._dial, ends_at, exits).run(pods)
+                return await FanOut(order, self._dial, ends_at, self._is_as_found, exits).run(pods)
+
+    async def _is_as_found(self, pod: Pod) -> bool:
+        listing = await self._cluster.list(POD, pod.namespace, name=pod.name)
+        return any(is_as_found(pod, thing) for thing in listing.items)
 
     async def _status(self, pod: Pod, ends_at: float) -> PodStatus:
         if not pod.runs:

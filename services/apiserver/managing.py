@@ -16,7 +16,7 @@ from libs.mesh import APISERVER
 from libs.rpc.boundary import Limits
 from libs.rpc.server import serving
 
-from .agents import by_mesh
+from .agents import Keeping, by_mesh
 from .management import Management
 from .server import ManagementServer
 from .settings import Settings
@@ -61,7 +61,9 @@ async def managing(settings: Settings, cluster: Cluster, *, folder: str = "") ->
     """The whole service while the block runs: identity (in `folder` below tls_dir), servicer, HTTPS edge."""
     async with AsyncExitStack() as stack:
         identity = await stack.enter_async_context(enrolled(settings, APISERVER.name, folder=folder))
-        management = Management(cluster, by_mesh(identity))
+        agents = Keeping(by_mesh(identity))
+        stack.push_async_callback(agents.close)
+        management = Management(cluster, agents.dial)
         check = Readiness(cluster, identity).check
         servicer = ManagementServer(management)
         served = await stack.enter_async_context(

@@ -103,6 +103,11 @@ def exit_of(pod: Pod, now: Object) -> Exit | None:
     return None
 
 
+def is_as_found(pod: Pod, now: Object) -> bool:
+    """Whether it is the same pod, and the process that ran in it when it was found runs."""
+    return now["metadata"]["uid"] == pod.uid and _began(now) == pod.began
+
+
 async def _declared(cluster: Cluster, target: Target) -> Object:
     try:
         return await cluster.get(_KINDS[target.kind], target.namespace, target.name)
@@ -143,7 +148,6 @@ async def _workload(
 
 def _pod(pod: Object, agent: str) -> Pod:
     metadata, status = pod["metadata"], pod.get("status") or {}
-    running = (_agent_in(pod).get("state") or {}).get("running") or {}
     return Pod(
         namespace=metadata["namespace"],
         agent=agent,
@@ -152,8 +156,13 @@ def _pod(pod: Object, agent: str) -> Pod:
         phase=status.get("phase") or "Pending",
         ip=status.get("podIP") or "",
         is_going="deletionTimestamp" in metadata,
-        began=running.get("startedAt") or "",
+        began=_began(pod),
     )
+
+
+def _began(pod: Object) -> str:
+    running = (_agent_in(pod).get("state") or {}).get("running") or {}
+    return running.get("startedAt") or ""
 
 
 def _agent_in(pod: Object) -> Object:

@@ -49,11 +49,12 @@ _REASONS = {
     413: "RequestEntityTooLarge",
     500: "InternalError",
 }
+_RUN_ID, _RUN = "run_id", "run"  # as an order, and as a body has it
 _REACHED = {
     Stage.WOULD: "would be asked",
-    Stage.ACCEPTED: "have taken it",
-    Stage.IN_EFFECT: "have it in effect",
-    Stage.FINISHED: "have finished",
+    Stage.ACCEPTED: "took it",
+    Stage.IN_EFFECT: "put it into effect",
+    Stage.FINISHED: "finished",
 }
 
 
@@ -71,6 +72,9 @@ def of_error(error: MeshError, target: Target | None = None) -> Answer:
     known = next((_ERRORS[each] for each in type(error).__mro__ if each in _ERRORS), (500, "InternalError"))
     code, reason = known
     causes: list[dict[str, str]] = []
+    if isinstance(error, InvalidError) and _RUN_ID in error.violations:
+        violations = {_RUN if name == _RUN_ID else name: why for name, why in error.violations.items()}
+        error = InvalidError(violations=violations)
     if isinstance(error, InvalidError) and error.violations:
         code, reason = 422, "Invalid"
         causes = [
@@ -102,9 +106,8 @@ def failure(
 
 def of_report(order: Order, report: Report) -> Answer:
     """200 if all pods came as far as asked, 207 if some did, 504 if none did for want of time, or 502."""
-    count = f"{report.done} of {len(report.outcomes)} pods"
     reached = Stage.WOULD if order.dry_run else report.until
-    message = f"{order.verb} {order.target.namespace}/{order.target.name}: {count} {_REACHED[reached]}"
+    message = f"{order.verb} {order.target.namespace}/{order.target.name}: {report.count} {_REACHED[reached]}"
     if report.is_done:
         return Answer(200, _status("Success", 200, message, _details(order.target)))
     missing = report.missing

@@ -136,3 +136,13 @@ class Report:
     def is_done(self) -> bool:
         """Whether all of them did."""
         return self.done == len(self.outcomes)
+
+    @property
+    def count(self) -> str:
+        """As `1 of 2 pods`."""
+        return f"{self.done} of {counted(len(self.outcomes), 'pod')}"
+
+
+def counted(count: int, noun: str) -> str:
+    """As `1 run`, `2 runs`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -213,6 +213,8 @@ class Aggregated(Management):
             return errors.DeniedError(f"{self._where}: the API server does not take these credentials")
         if code == 403:
             return errors.DeniedError(_message(answer))
+        if code == 500:
+            return errors.InternalError(_message(answer))
         return error_of(code, answer)
 
 

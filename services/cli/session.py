@@ -206,7 +206,7 @@ def failed(error: MeshError, address: str) -> FailedError:
         case errors.UnavailableError():
             return FailedError(f"{address} answers UNAVAILABLE: {error}", Exit.UNAVAILABLE)
         case errors.InternalError():
-            return FailedError(f"a bug in the service, its log has the details: {error}")
+            return FailedError(f"{address} has an error of its own, and its log the details: {error}")
         case _:
             return FailedError(str(error) or error.reason)
 

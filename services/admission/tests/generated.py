@@ -27,7 +27,7 @@ WORDS = [
     "python", "ghcr.io/acme/agent:1", "ghcr.io/acme-evil/agent:latest", "a:b:c",
     "a@sha256:" + "0" * 64,
     "https://api.example.com/v1", "http://joe:pass@host/", "http://[::1", "http://h:99999/", "mail://inbox",
-    "untrusted-input", "sensitive-data", "egress", "API_TOKEN", "sk-" + "a" * 30, "/etc/key",
+    "untrusted_input", "sensitive", "egress", "API_TOKEN", "sk-" + "a" * 30, "/etc/key",
 ]  # fmt: skip
 JSON = st.recursive(
     st.sampled_from([*WORDS, None, True, 0, -1, 2**70, 1.5]),
@@ -113,7 +113,7 @@ def spoil(draw: st.DrawFn, thing: Object) -> None:
         del inside[key]
 
 
-TAGS = st.lists(st.sampled_from(["untrusted-input", "sensitive-data", "egress", "other"]), unique=True)
+TAGS = st.lists(st.sampled_from(["untrusted_input", "sensitive", "egress", "other"]), unique=True)
 
 
 @st.composite

@@ -25,7 +25,7 @@ async def test_in_the_local_home_a_user_may_name_what_is_in_its_own_namespace(tm
     async with open_local(tmp_path / "home") as cluster:
         await cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "demo"}})
         await cluster.create(pool())
-        await cluster.create(server_set("web", server("get", "egress", "untrusted-input")))
+        await cluster.create(server_set("web", server("get", "egress", "untrusted_input")))
         home: Any = cluster
         async with serving_in(tmp_path, home) as service:
             of_both = agent(podTemplate=pods(SECRET, serviceAccountName="robot"))

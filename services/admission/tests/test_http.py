@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 import logging
 import ssl
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
+from libs import telemetry
 from libs.cluster import Bearer
 from libs.errors import ExhaustedError, UnavailableError
 from libs.rpc.edge import edge
@@ -34,7 +36,7 @@ PATHS = pytest.mark.parametrize("path", ["/validate", "/mutate"])
 
 @pytest.fixture(autouse=True)
 def there(world):
-    world.put(pool(), server_set("web", server("post", "egress", "untrusted-input")))
+    world.put(pool(), server_set("web", server("post", "egress", "untrusted_input")))
 
 
 async def test_what_may_be_is_allowed_without_a_word(service):
@@ -56,6 +58,9 @@ async def test_a_denial_names_all_that_is_wrong_as_kubectl_shows_it(service):
         ("image-not-allowed", "spec.image"),
         ("unknown-pool", "spec.model.pool"),
     ]
+    assert status["details"]["kind"] == "Agent"
+    for cause, value in zip(status["details"]["causes"], ("evil/agent:1", "small"), strict=True):
+        assert re.fullmatch(rf"'{value}': .+; .+ \({cause['reason']}\)", cause["message"])
     assert answer["auditAnnotations"]["denied-by"] == "image-not-allowed,unknown-pool"
 
 
@@ -122,8 +127,22 @@ async def test_a_dry_run_gets_the_same_verdict_and_the_audit_says_that_it_is_one
     caplog.set_level(logging.INFO)
     bad = agent(image="evil/a:1")
     assert await service.by_webhook(bad, dryRun=True) == await service.by_webhook(bad, dryRun=False)
-    lines = [vars(each).get("outcome") for each in caplog.records if each.name == "agentctl.audit"]
+    lines = [vars(each).get("outcome") for each in caplog.records if each.name == "agentctl.audit.claims"]
     assert lines == ["dry run", None]
+
+
+async def test_who_asks_again_and_again_floods_no_log(service, world, caplog):
+    """Anybody who reaches the port may; what certified callers are denied is never left out."""
+    caplog.set_level(logging.INFO)
+    for _ in range(3):
+        await service.by_webhook(agent(image="evil/a:1"))
+        await service.by_grpc(agent(image="evil/a:1"))
+    sparing = telemetry.Sparing(1)
+    for line in caplog.records:
+        line.created = 1.0
+    passed = [line for line in caplog.records if sparing.filter(line) and hasattr(line, "decision")]
+    assert [line.name for line in passed if line.name != "agentctl.audit.claims"] == ["agentctl.audit"] * 3
+    assert len(passed) <= 4
 
 
 async def test_what_cannot_be_looked_up_is_no_yes(service, world):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from unittest.mock import Mock, call
 
 import pytest
 import yaml
@@ -10,6 +11,7 @@ import yaml
 from libs.cluster import Access
 from libs.cluster.kinds import AGENT, AGENT_FLEET, CONFIG_MAP, MCP_SERVER_SET, MODEL_POOL
 from libs.resources.tests.good_manifests import GOOD
+from services.admission import reading
 from services.admission.context import Facts, Needs, Policy, needs
 from services.admission.reading import OVERRIDE
 from services.admission.rules import review
@@ -18,11 +20,11 @@ from services.admission.schema import check
 from .declared import agent, declared, fleet, pods, pool, server, server_set, template
 
 SETS = (
-    server_set("mail", server("inbox", "untrusted-input")),
-    server_set("vault", server("files", "sensitive-data")),
-    server_set("web", server("post", "egress"), server("get", "egress", "untrusted-input")),
+    server_set("mail", server("inbox", "untrusted_input")),
+    server_set("vault", server("files", "sensitive")),
+    server_set("web", server("post", "egress"), server("get", "egress", "untrusted_input")),
     server_set("web-too", server("post", "egress")),
-    server_set("all", server("browser", "untrusted-input", "sensitive-data", "egress")),
+    server_set("all", server("browser", "untrusted_input", "sensitive", "egress")),
 )
 THERE = {
     (MODEL_POOL, "large"): pool(),
@@ -50,6 +52,14 @@ def denied(thing, old=None, **facts):
 
 def warned(thing, old=None, **facts):
     return [(found.rule, found.field) for found in judged(thing, old, **facts).warnings]
+
+
+def test_an_object_is_walked_through_once_a_review(monkeypatch):
+    walk = Mock(wraps=reading.is_readable)
+    monkeypatch.setattr(reading, "is_readable", walk)
+    thing = agent(limits={})
+    assert review(thing, None, Facts(objects=THERE)).allowed
+    assert walk.call_args_list.count(call(thing)) == 1
 
 
 @pytest.mark.parametrize("text", GOOD.values(), ids=GOOD)

@@ -25,7 +25,7 @@ ANN = pb.Author(username="ann", groups=["dev"])
 
 @pytest.fixture(autouse=True)
 def there(world):
-    world.put(pool(), server_set("web", server("post", "egress", "untrusted-input")))
+    world.put(pool(), server_set("web", server("post", "egress", "untrusted_input")))
 
 
 async def test_a_verdict_says_all_that_is_wrong_and_what_would_mend_it(service, world):

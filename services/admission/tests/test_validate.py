@@ -29,7 +29,7 @@ from .generated import spoil, things
 
 IMAGES = "ghcr.io/acme/**"
 SECRET_PODS = pods({"env": [{"name": "W", "valueFrom": {"secretKeyRef": {"name": "word", "key": "a"}}}]})
-ALL = server_set("all", server("browser", "untrusted-input", "sensitive-data", "egress"))
+ALL = server_set("all", server("browser", "untrusted_input", "sensitive", "egress"))
 BECAUSE = {"annotations": {OVERRIDE: "ticket 12"}}
 CORPUS = [
     agent(),

@@ -8,7 +8,7 @@ import pytest
 from libs.cluster import Object
 from libs.cluster.kinds import POD as PODS
 from services.apiserver.exits import Exits, following
-from services.apiserver.pods import Exit, Pod, exit_of, find
+from services.apiserver.pods import Exit, Pod, exit_of, find, is_as_found
 from services.apiserver.verbs import Kind, Target
 
 from .world import BEGAN, World
@@ -41,6 +41,15 @@ def ended(code: int, began: str = BEGAN) -> Object:
 )
 def test_only_the_end_of_the_process_that_was_asked_counts(container: Object, expected: Exit | None):
     assert exit_of(POD, pod_with(container)) == expected
+
+
+def test_a_process_is_as_it_was_found_in_the_same_pod_with_the_same_beginning():
+    def now(began: str = BEGAN, uid: str = POD.uid) -> Object:
+        pod = pod_with({"name": "agent", "state": {"running": {"startedAt": began}}})
+        return {**pod, "metadata": {**pod["metadata"], "uid": uid}}
+
+    assert [is_as_found(POD, each) for each in (now(), now(LATER), now(uid="uid-1"))] == [True, False, False]
+    assert not is_as_found(POD, pod_with({"name": "agent", "state": ended(0)}))
 
 
 async def test_a_pod_that_goes_without_a_word_ends_the_wait_with_nothing_known():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from datetime import timedelta
 
 import pytest
@@ -77,7 +78,7 @@ async def test_an_empty_body_is_an_order_with_the_usual_terms(edge, management, 
         "apiVersion": "v1",
         "metadata": {},
         "status": "Success",
-        "message": "drain demo/writer: 2 of 2 pods have taken it",
+        "message": "drain demo/writer: 2 of 2 pods took it",
         "details": {"name": "writer", "group": "management.agentctl.dev", "kind": "agents"},
         "code": 200,
     }
@@ -218,6 +219,13 @@ async def test_each_error_is_a_status(edge, management, error, code, reason):
     assert said.headers.get("retry-after") == ("1" if code in (429, 503) else None)
 
 
+async def test_a_wrong_field_goes_by_its_name_in_a_body(edge, management):
+    management.error = InvalidError(violations={"run_id": "is none", "grace": "not negative"})
+    said = (await post(edge)).json
+    assert said["message"] == "run: is none; grace: not negative"
+    assert [each["field"] for each in said["details"]["causes"]] == ["run", "grace"]
+
+
 async def test_what_nobody_expected_is_logged_with_its_traceback_and_not_told(edge, management, caplog):
     management.error = ZeroDivisionError("a secret")
     said = await post(edge)
@@ -318,7 +326,7 @@ async def test_an_order_that_hangs_ends_in_time(edge, management, monkeypatch):
     assert management.gone.is_set()
 
 
-async def test_who_leaves_is_not_worked_for_any_longer(edge, management):
+async def test_who_leaves_is_not_worked_for_any_longer_and_is_no_error_of_ours(edge, management, caplog):
     management.hold = asyncio.Event()
     fields = [(":method", "POST"), (":scheme", "https"), (":path", DRAIN), (":authority", "test")]
     frame = HeadersFrame(1, Encoder().encode([*fields, ("authorization", "Bearer good")]))
@@ -330,6 +338,7 @@ async def test_who_leaves_is_not_worked_for_any_longer(edge, management):
         connection.say(h2.reset(1))
         await management.gone.wait()
     assert (await ask(edge, "GET", "/livez")).code == 200
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 async def test_each_request_is_one_line_with_the_callers_trace(edge, management, caplog):

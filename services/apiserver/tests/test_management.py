@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from libs import audit
 from libs.cluster import Access, Bearer
+from libs.contract.agent import Draining
 from libs.contract.run import Run, State, Trigger
-from libs.errors import DeniedError, InvalidError, NotFoundError, PreconditionError
+from libs.errors import (
+    DeniedError,
+    InvalidError,
+    NotFoundError,
+    PreconditionError,
+    UnavailableError,
+    UnreachableError,
+)
 from libs.testing.mesh import NAMESPACE
+from services.apiserver.agents import Dial
+from services.apiserver.management import Management
 from services.apiserver.metrics import VERBS
+from services.apiserver.pods import Pod
 from services.apiserver.verbs import Kind, Stage, Target, Verb
 
 from .world import World, order
@@ -188,19 +203,81 @@ async def test_one_that_hangs_costs_the_others_nothing_and_the_answer_names_it(w
     assert not report.is_done
 
 
-async def test_one_that_nobody_reaches_is_unavailable_and_one_of_another_uid_is_not_believed(world: World):
+async def test_one_that_nobody_reaches_is_late_and_says_why_and_one_of_another_uid_is_not_believed(
+    world: World,
+):
     workload = await world.fleet()
     gone = await world.pod(workload, "workers", fleet="workers")
     mine, agent = await world.running(workload, "workers", fleet="workers")
     other = await world.pod(workload, "workers", fleet="workers")
     world.addresses[other["metadata"]["uid"]] = world.addresses[mine["metadata"]["uid"]]
     report = await world.management.act(
-        world.bearer(), order(Verb.CANCEL, Kind.FLEET, "workers", deadline=timedelta(seconds=10))
+        world.bearer(), order(Verb.CANCEL, Kind.FLEET, "workers", deadline=timedelta(seconds=5))
     )
-    outcomes = {each.pod: (each.stage, each.reason) for each in report.outcomes}
-    assert outcomes[gone["metadata"]["name"]] == (Stage.FAILED, "UNAVAILABLE")
-    assert outcomes[other["metadata"]["name"]] == (Stage.FAILED, "UNAVAILABLE")
-    assert outcomes[mine["metadata"]["name"]] == (Stage.IN_EFFECT, "")
+    outcomes = {each.pod: each for each in report.outcomes}
+    for pod, why in ((gone, "refused"), (other, "Verification Check failed")):
+        outcome = outcomes[pod["metadata"]["name"]]
+        assert (outcome.stage, outcome.reason) == (Stage.FAILED, "DEADLINE")
+        assert outcome.message.startswith("it did not answer in time: ")
+        assert why in outcome.message
+    assert outcomes[mine["metadata"]["name"]].stage is Stage.IN_EFFECT
+    assert len(agent.asked) == 1
+
+
+def stalling(world: World, but: Callable[[], Awaitable[object]] = anyio.lowlevel.checkpoint) -> Dial:
+    """The first time nobody answers, and that happens; then as ever."""
+    dial, tries = world.dial, count()
+
+    @asynccontextmanager
+    async def dialled(pod: Pod) -> AsyncIterator[Any]:
+        if next(tries) == 0:
+            await but()
+            raise UnreachableError("Handshake read failed")
+        async with dial(pod) as agent:
+            yield agent
+
+    return dialled
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("verb", ALL)
+async def test_who_does_not_answer_at_first_is_asked_again(world: World, verb: Verb, dry_run: bool):
+    _, agent = await world.running(await world.agent(), "writer")
+    report = await Management(world.cluster, stalling(world)).act(
+        world.bearer(), order(verb, Kind.AGENT, "writer", dry_run=dry_run)
+    )
+    assert [each.stage for each in report.outcomes] == [Stage.WOULD if dry_run else Stage.IN_EFFECT]
+    assert len(agent.asked) == (0 if dry_run else 1)
+
+
+async def test_a_drain_that_nobody_answered_does_not_end_the_next_process(world: World):
+    pod, agent = await world.running(await world.agent(), "writer")
+    management = Management(world.cluster, stalling(world, lambda: world.exits(pod, 0)))
+    report = await management.act(world.bearer(), order(Verb.DRAIN, Kind.AGENT, "writer"))
+    (outcome,) = report.outcomes
+    assert (outcome.stage, outcome.reason) == (Stage.FAILED, "EXITED")
+    assert agent.asked == []
+
+
+async def test_a_drain_that_is_refused_is_not_repeated(world: World, monkeypatch: pytest.MonkeyPatch):
+    _, agent = await world.running(await world.agent(), "writer")
+    drains = []
+
+    async def refuse(deadline: timedelta | None) -> Draining:
+        drains.append(deadline)
+        raise UnavailableError("not now")
+
+    monkeypatch.setattr(agent, "drain", refuse)
+    report = await world.management.act(world.bearer(), order(Verb.DRAIN, Kind.AGENT, "writer"))
+    assert [(each.reason, each.message) for each in report.outcomes] == [("UNAVAILABLE", "not now")]
+    assert len(drains) == 1
+
+
+async def test_a_pause_means_the_next_process_as_well(world: World):
+    pod, agent = await world.running(await world.agent(), "writer")
+    management = Management(world.cluster, stalling(world, lambda: world.exits(pod, 0)))
+    report = await management.act(world.bearer(), order(Verb.PAUSE, Kind.AGENT, "writer"))
+    assert report.is_done
     assert len(agent.asked) == 1
 
 
@@ -228,10 +305,12 @@ async def test_a_run_is_cancelled_where_it_is_and_nowhere_else(world: World):
     assert running[0][1].run("item-1").state is State.WORKING
 
 
-async def test_a_run_that_was_found_does_not_wait_for_pods_that_do_not_answer(world: World):
+@pytest.mark.parametrize("is_mute", [True, False])
+async def test_a_run_that_was_found_does_not_wait_for_pods_that_do_not_answer(world: World, is_mute: bool):
     workload = await world.fleet()
     dead = await world.pod(workload, "workers", fleet="workers")
-    await world.mute(dead, "workers")
+    if is_mute:
+        await world.mute(dead, "workers")
     _, agent = await world.running(workload, "workers", fleet="workers")
     await agent.put(run("item-1"))
     wanted = order(Verb.CANCEL, Kind.FLEET, "workers", run_id="item-1", deadline=timedelta(hours=1))
@@ -391,13 +470,14 @@ async def test_a_dry_run_reaches_the_agents_and_asks_none_of_them_to_do_anything
     gone = await world.pod(workload, "workers", fleet="workers")
     await agent.put(run("item-1"))
     report = await world.management.act(
-        world.bearer(), order(verb, Kind.FLEET, "workers", dry_run=True, until=Stage.FINISHED)
+        world.bearer(),
+        order(verb, Kind.FLEET, "workers", dry_run=True, until=Stage.FINISHED, deadline=timedelta(seconds=2)),
     )
     assert agent.asked == []
     assert not agent.called.is_set()
     would, cannot = report.outcomes
     assert (would.stage, would.run_count) == (Stage.WOULD, 1)
-    assert (cannot.pod, cannot.reason) == (gone["metadata"]["name"], "UNAVAILABLE")
+    assert (cannot.pod, cannot.reason) == (gone["metadata"]["name"], "DEADLINE")
     assert report.done == 1
 
 
@@ -433,7 +513,7 @@ async def test_each_call_is_one_audit_line_and_one_count(world: World, caplog: p
     assert [(each.event, each.who, each.target, each.decision, each.outcome) for each in lines] == [
         (
             "management.cancel", "system:serviceaccount:demo:ann", "demo/agents/writer", "allowed",
-            "done: 1 of 1 pods",
+            "done: 1 of 1 pod",
         ),
         ("management.cancel", "system:serviceaccount:other:bob", "demo/agents/writer", "denied", "denied"),
     ]  # fmt: skip

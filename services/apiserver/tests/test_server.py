@@ -6,11 +6,22 @@ from datetime import timedelta
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from grpc import StatusCode
 
 from agentctl.agent.v1 import run_pb2
 from agentctl.management.v1 import management_service_pb2 as pb
+from libs.cluster import Access, Bearer, UnauthorisedError
 from libs.contract.run import Run, State, Trigger
-from libs.errors import DeadlineError, DeniedError, InvalidError, MeshError, NotFoundError, PreconditionError
+from libs.errors import (
+    DeadlineError,
+    DeniedError,
+    InternalError,
+    InvalidError,
+    MeshError,
+    NotFoundError,
+    PreconditionError,
+)
+from libs.rpc.status import status_of
 from libs.testing.mesh import NAMESPACE
 
 from .world import World
@@ -64,6 +75,26 @@ async def test_a_user_of_another_namespace_finds_nothing_whatever_rbac_says(worl
         with pytest.raises(NotFoundError):
             await stub.GetStatus(pb.GetStatusRequest(target=WRITER))
     assert agent.asked == []
+
+
+async def test_a_right_that_the_service_lacks_is_no_refusal_of_who_asks(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    why = 'User "system:serviceaccount:agentctl-system:apiserver" cannot create subjectaccessreviews'
+
+    async def review(bearer: Bearer, access: Access) -> bool:
+        raise UnauthorisedError(why)
+
+    monkeypatch.setattr(world.cluster, "review_access", review)
+    async with world.stub() as stub:
+        with pytest.raises(InternalError, match=f"itself lacks a right in the cluster: {why}"):
+            await stub.Drain(pb.DrainRequest(target=WRITER))
+
+
+def test_a_lack_of_rights_crosses_the_wire_as_an_error_of_the_service():
+    status = status_of(UnauthorisedError("User x cannot list pods"))
+    assert status.code is StatusCode.INTERNAL
+    assert b"UNAUTHORISED" not in status.details
 
 
 async def test_a_person_whom_no_role_is_bound_to_is_denied(world: World):

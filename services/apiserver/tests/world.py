@@ -31,7 +31,7 @@ from libs.rpc.server import serving
 from libs.testing import ca
 from libs.testing.mesh import NAMESPACE, Mesh
 from services.apiserver import verbs
-from services.apiserver.agents import by_mesh
+from services.apiserver.agents import Dial, by_mesh
 from services.apiserver.management import Management
 from services.apiserver.pods import Pod
 from services.apiserver.server import ManagementServer
@@ -119,7 +119,12 @@ class World:
 
     @property
     def management(self) -> Management:
-        return Management(self.cluster, by_mesh(self.mesh.identity("cp/apiserver"), self._address))
+        return Management(self.cluster, self.dial)
+
+    @property
+    def dial(self) -> Dial:
+        """A connection for each time."""
+        return by_mesh(self.mesh.identity("cp/apiserver"), self._address)
 
     def bearer(self, role: str = USER) -> Bearer:
         """Whom RBAC takes a caller of that role for."""

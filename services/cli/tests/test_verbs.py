@@ -339,11 +339,11 @@ async def test_status_says_what_pods_do(at_home, service):
 
 
 async def test_all_that_is_said_is_asked_of_the_aggregated_api(agentctl, api, kubeconfig):
-    api.says(200, a_status(200, message="drain demo/team: 1 of 1 pods would be asked"))
+    api.says(200, a_status(200, message="drain demo/team: 1 of 1 pod would be asked"))
     how = ("--grace", "1m30s", "--deadline", "1500ms", "--reason", "a node goes", "--dry-run", "--wait")
     where = ("fleet/team", "-n", "demo", "--pod", "w-0", "--kubeconfig", kubeconfig)
     result = await agentctl("drain", *where, *how)
-    assert (result.exit_code, result.stdout) == (0, "drain demo/team: 1 of 1 pods would be asked\n")
+    assert (result.exit_code, result.stdout) == (0, "drain demo/team: 1 of 1 pod would be asked\n")
     body = {
         "reason": "a node goes",
         "deadline": "1.5s",
@@ -396,6 +396,7 @@ async def test_pods_that_did_not_come_so_far_are_a_line_each(agentctl, api, kube
             "1s to 1h",
         ),
         (409, a_status(409, message="no pod of it runs"), 1, "no pod of it runs"),
+        (500, a_status(500, message="it lacks a right itself"), 1, "it lacks a right itself"),
         (404, "404 page not found", 5, "kubectl get apiservice"),
         (503, "service unavailable", 5, "kubectl get apiservice"),
         (504, a_status(504, message="request did not complete"), 5, "what agents accepted goes on"),

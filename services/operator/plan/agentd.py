@@ -11,6 +11,7 @@ import copy
 
 from libs.cluster import Object
 from libs.resources.agent import AgentSpec, Limits
+from libs.resources.pool import TRIFECTA
 
 from . import environment
 from .context import Context
@@ -26,7 +27,6 @@ FOLDER = f"{RUN}/bridge"
 
 _LISTENER, _FORWARDED, _METRICS = 8443, 7431, 9091
 _DRAIN = "25s"
-_TAGS = ("untrusted_input", "sensitive", "egress")  # it knows no others
 _SCRATCH = f"{VOLUME_PREFIX}scratch"
 _REQUESTS = {"cpu": "50m", "memory": "96Mi"}
 _FIELDS = {
@@ -97,7 +97,7 @@ def _arguments(part: Part, context: Context, queue: str) -> list[str]:
     words = [*_mode(part, queue), "--instruction", literal(part.instruction)]
     for server in environment.servers_of(part, context):
         words += ["--mcp", f"{server.name}=http://{at}:{_FORWARDED}/mcp/{server.name}"]
-        if known := [tag for tag in server.tags if tag in _TAGS]:
+        if known := [tag for tag in server.tags if tag in TRIFECTA]:
             words += ["--mcp-tags", f"{server.name}={','.join(known)}"]
     return [
         *words,
