@@ -49,7 +49,7 @@ class Election:
         name: str,
         identity: str,
         *,
-        terms: Terms = Terms(),  # noqa: B008 (it is frozen)
+        terms: Terms = Terms(),  # it is frozen
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:

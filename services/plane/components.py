@@ -48,8 +48,9 @@ class HomeSettings:
             "PROVIDER_",
             {**environ, **common, "PROVIDER_LISTEN": f"{_LOOPBACK}:0", "PROVIDER_TLS": "true"},
         )
-        self.apiserver = load(ApiserverSettings, "APISERVER_", {**environ, **common, **_at("APISERVER", ports)})
-        self.admission = load(AdmissionSettings, "ADMISSION_", {**environ, **common, **_at("ADMISSION", ports)})
+        shared = {**environ, **common}
+        self.apiserver = load(ApiserverSettings, "APISERVER_", shared | _at("APISERVER", ports))
+        self.admission = load(AdmissionSettings, "ADMISSION_", shared | _at("ADMISSION", ports))
         ours = {
             "AGENTCTL_COORDINATION_ADDRESS": self.coordination_address,
             "AGENTCTL_TLS_DIR": str(state.identity("operator")),
