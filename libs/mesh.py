@@ -35,6 +35,7 @@ AGENT = Component("agent", 7414, role="agent")
 
 APISERVER = Component("apiserver", 7415)
 ADMISSION = Component("admission", 7416)
+SCALER = Component("scaler", 7417)
 
 ANONYMOUS = "anonymous"
 """The role of a caller without a certificate."""
@@ -43,6 +44,7 @@ _OPEN = frozenset({"*"})  # any principal with a believed certificate
 _PEOPLE = frozenset({"user", "administrator"})
 _PRODUCERS = _PEOPLE | {"producer", "agent", "cp/gateway"}
 _WORKERS = _PEOPLE | {"agent"}
+_SCALING = frozenset({"cp/keda", "administrator"})
 
 _STEERING = frozenset({"cp/apiserver", "cp/gateway"})
 _WATCHING = _PEOPLE | _STEERING | {"cp/operator"}
@@ -53,6 +55,7 @@ _ADMISSION = "/agentctl.admission.v1.AdmissionService/"
 _OPERATOR = "/agentctl.operator.v1.OperatorService/"
 _RESOURCES = "/agentctl.resource.v1.ResourceService/"
 _COORDINATION = "/agentctl.coordination.v1.CoordinationService/"
+_SCALER = "/externalscaler.ExternalScaler/"
 
 METHODS: dict[str, frozenset[str]] = {
     "/grpc.health.v1.Health/Check": _OPEN | {ANONYMOUS},
@@ -110,6 +113,11 @@ METHODS: dict[str, frozenset[str]] = {
     _COORDINATION + "ResumeQueue": _PEOPLE | {"cp/operator"},
     _COORDINATION + "ReleaseWorker": _PEOPLE | {"agent", "cp/operator"},
     _COORDINATION + "Explain": _PEOPLE | {"producer", "agent", "cp/gateway", "cp/operator"},
+    _SCALER + "IsActive": _SCALING,
+    _SCALER + "StreamIsActive": _SCALING,
+    _SCALER + "GetMetricSpec": _SCALING,
+    _SCALER + "GetMetrics": _SCALING,
+    _SCALER + "StreamMetricSpec": _SCALING,
 }
 """Full method name → roles that may call it."""
 

@@ -17,7 +17,8 @@ _FOREIGN = "/grpc.reflection."  # two versions of one service; only the older on
 
 
 def _ours() -> list[FileDescriptor]:
-    roots = [Path(entry) for entry in importlib.import_module("agentctl").__path__]
+    packages = map(importlib.import_module, ("agentctl", "externalscaler"))
+    roots = [Path(entry) for package in packages for entry in package.__path__]
     found = [(root, file) for root in roots for file in root.rglob("*_pb2.py")]
     names = [".".join(file.relative_to(root.parent).with_suffix("").parts) for root, file in found]
     return [importlib.import_module(name).DESCRIPTOR for name in names]
@@ -54,6 +55,9 @@ def test_each_role_is_a_kind_or_a_component():
         ("agent", "/agentctl.coordination.v1.CoordinationService/Claim", True),
         ("producer", "/agentctl.coordination.v1.CoordinationService/Claim", False),
         ("cp/gateway", "/agentctl.coordination.v1.CoordinationService/Submit", True),
+        ("cp/keda", "/externalscaler.ExternalScaler/IsActive", True),
+        ("cp/keda", "/agentctl.coordination.v1.CoordinationService/GetQueues", False),
+        ("user", "/externalscaler.ExternalScaler/IsActive", False),
         ("cp/unheard", "/grpc.health.v1.Health/Check", True),
         ("administrator", "/agentctl.coordination.v1.CoordinationService/Unheard", False),
         ("administrator", "", False),
@@ -68,7 +72,7 @@ def test_what_is_not_in_the_table_is_denied(role, method, allowed):
     assert may_call(role, method) is allowed
 
 
-@pytest.mark.parametrize("name", ["services", "libs", "loadgen", "integration", "agentctl"])
+@pytest.mark.parametrize("name", ["services", "libs", "loadgen", "integration", "agentctl", "externalscaler"])
 def test_no_other_distribution_has_a_package_of_our_names(name):
     owners = importlib.metadata.packages_distributions().get(name, ["agentctl"])
     assert set(owners) == {"agentctl"}

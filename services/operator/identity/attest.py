@@ -67,6 +67,7 @@ class Rules:
             "apiserver": frozenset({"apiserver"}),
             "coordination": frozenset({"coordination"}),
             "provider": frozenset({"provider"}),
+            "scaler": frozenset({"scaler"}),
             "plane": frozenset({"admission", "apiserver", "coordination", "plane", "provider"}),
         }
     )
