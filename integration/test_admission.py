@@ -70,7 +70,7 @@ BY_THE_OBJECT = [
     (agent("lethal", mcpServers=["leaky"]), "spec", "trifecta"),
     (
         thing("ModelPool", "no-port", {"endpoint": "https://a.example:99999/v1", "models": ["a"]}),
-        "spec.endpoint",
+        "spec.endpoint 'https://a.example:99999/v1'",
         "endpoint-invalid",
     ),
 ]

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 
 from libs.cluster import Object
+from libs.findings import shortened
 from libs.resources.agent import AgentSpec
 from libs.resources.fleet import FleetSpec
+from libs.resources.pool import TRIFECTA, ServerSetSpec
 
 from . import images, reading
 from .context import Case
-from .verdict import Finding, shortened
+from .verdict import Finding
 
 _LEAST_MEMORY = 128 * 2**20
 _MANY_RETRIES = 5
 _MANY_AGENTS = 1000
+_NEARLY = 0.8  # a typo or two; ingress is not nearly egress
 _LONGEST_NAME, _LONGEST_VALUE = 253, 32768  # of a variable, says the CRD
 _RUNS = ("once", "workflow", "schedule")
 _QUANTITY = re.compile(
@@ -148,6 +152,24 @@ def _texts(case: Case) -> Iterator[Finding]:
                 yield Finding("secret-in-text", f"{at}.{field}", "", message, mend)
 
 
+def _tags(case: Case) -> Iterator[Finding]:
+    for index, server in enumerate(case.spec.servers if isinstance(case.spec, ServerSetSpec) else ()):
+        for n, tag in enumerate(server.tags):
+            if meant := _meant(tag):
+                message = f"the trifecta rule does not know it; it knows {', '.join(TRIFECTA)}"
+                where = f"spec.servers[{index}].tags[{n}]"
+                yield Finding(
+                    "unknown-tag", where, shortened(tag), message, f"write {meant}, if that is meant"
+                )
+
+
+def _meant(tag: str) -> str:
+    """The tag of the trifecta that it nearly is; "" if none."""
+    longer = [leg for leg in TRIFECTA if tag.startswith(leg.partition("_")[0])]
+    nearly = longer or get_close_matches(tag, TRIFECTA, 1, _NEARLY)
+    return nearly[0] if nearly and tag not in TRIFECTA else ""
+
+
 RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     _floating,
     _limits,
@@ -156,4 +178,5 @@ RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     _numbers,
     _variables,
     _texts,
+    _tags,
 )

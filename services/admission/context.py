@@ -143,26 +143,14 @@ def names(thing: Object | None) -> frozenset[str]:
 
 
 def rights(about: Case) -> Iterator[tuple[str, Access]]:
-    """What its author has to be allowed, and where it is said: for what the old object did not name. A Secret
-    that only pulled its image is new where agents can read it."""
-    before = reading.parts(about.before) if about.before else {}
-    read = {access for _, access in _reads(about, before)}
-    pulled = read | {access for _, access in _pulls(about, before)}
-    yield from ((at, access) for at, access in _reads(about, about.parts) if access not in read)
-    yield from ((at, access) for at, access in _pulls(about, about.parts) if access not in pulled)
-
-
-def override(about: Case) -> Access:
-    """The right to override the trifecta rule."""
-    thing, kind = about.thing, about.kind
-    at = reading.text(thing, "namespace"), reading.text(thing, "name")
-    return Access("override", kind.group, kind.plural, *at, subresource="trifecta")
-
-
-def _reads(about: Case, parts: Mapping[str, reading.Part]) -> Iterator[tuple[str, Access]]:
+    """What its author has to be allowed, and where it is said: all that a part names, if what runs there is
+    new. Else who may not read a Secret could have another's agent send it."""
     namespace = reading.text(about.thing, "namespace")
-    for at, part in parts.items():
-        for where, name in reading.secrets(at, part):
+    before = reading.parts(about.before) if about.before else {}
+    for at, part in about.parts.items():
+        if at in before and reading.runs(part) == reading.runs(before[at]):
+            continue
+        for where, name in (*reading.secrets(at, part), *reading.pull_secrets(at, part)):
             yield where, Access("get", "", "secrets", namespace, name)
         account = reading.pod(part).service_account_name
         if account not in ("", "default"):  # absent is default
@@ -170,8 +158,8 @@ def _reads(about: Case, parts: Mapping[str, reading.Part]) -> Iterator[tuple[str
             yield where, Access("impersonate", "", "serviceaccounts", namespace, account)
 
 
-def _pulls(about: Case, parts: Mapping[str, reading.Part]) -> Iterator[tuple[str, Access]]:
-    namespace = reading.text(about.thing, "namespace")
-    for at, part in parts.items():
-        for where, name in reading.pull_secrets(at, part):
-            yield where, Access("get", "", "secrets", namespace, name)
+def override(about: Case) -> Access:
+    """The right to override the trifecta rule."""
+    thing, kind = about.thing, about.kind
+    at = reading.text(thing, "namespace"), reading.text(thing, "name")
+    return Access("override", kind.group, kind.plural, *at, subresource="trifecta")

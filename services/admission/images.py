@@ -9,7 +9,7 @@ from functools import cache
 _DOCKER = "docker.io"
 _LONGEST = 512
 _HOST = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
-_REPOSITORY = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
+_REPOSITORY = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
     rf"(?P<name>(?:{_HOST}/)?{_REPOSITORY}(?:/{_REPOSITORY})*)"
     r"(?::(?P<tag>\w[-\w.]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?",

@@ -11,7 +11,7 @@ from libs.cluster import Object
 from libs.cluster.kinds import AGENT, AGENT_FLEET, CONFIG_MAP, MCP_SERVER_SET, MODEL_POOL, OURS, SECRET, Kind
 from libs.resources.agent import AgentSpec
 from libs.resources.fleet import FleetSpec, WorkerTemplate
-from libs.resources.pod import PodTemplate, TemplateSpec
+from libs.resources.pod import AgentContainer, PodTemplate, TemplateSpec
 from libs.resources.pool import PoolSpec, Server, ServerSetSpec
 
 Spec = AgentSpec | FleetSpec | PoolSpec | ServerSetSpec
@@ -27,6 +27,7 @@ _SPECS: Mapping[Kind, type[Spec]] = {
     MODEL_POOL: PoolSpec,
     MCP_SERVER_SET: ServerSetSpec,
 }
+_FILLERS = "\u115f\u1160\u3164\uffa0"  # letters by Unicode, and invisible
 _DEEPEST = 64  # no manifest of ours is half as deep
 
 
@@ -81,7 +82,9 @@ def text(thing: Object | None, key: str) -> str:
 def reason(thing: Object | None) -> str:
     """Why the trifecta rule shall not count for it; "" if it shall."""
     value = _object(metadata(thing).get("annotations")).get(OVERRIDE)
-    return value.strip() if isinstance(value, str) else ""
+    if not isinstance(value, str) or not any(each.isalnum() and each not in _FILLERS for each in value):
+        return ""
+    return value.strip()
 
 
 def is_leaving(thing: Object, old: Object | None) -> bool:
@@ -121,6 +124,17 @@ def parts(spec: Spec) -> dict[str, Part]:
 def pod(part: Part) -> TemplateSpec:
     """What it says of its pods."""
     return (part.pod_template or PodTemplate()).spec
+
+
+def runs(part: Part) -> tuple[Any, ...]:
+    """What decides who gets what its pods are given: the program, all that it is given, and where the key of
+    its model is sent. Not the instruction: an agent shows its model no Secret."""
+    spec = pod(part)
+    inside = next(iter(spec.containers), AgentContainer())
+    given = inside.env, inside.env_from, inside.volume_mounts, spec.volumes
+    accounts = spec.service_account_name, spec.image_pull_secrets
+    model = part.model.pool if part.model else ""
+    return part.image, part.contract, inside.command, inside.args, *given, *accounts, model
 
 
 def secrets(at: str, part: Part) -> Iterator[tuple[str, str]]:

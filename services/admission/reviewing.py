@@ -14,13 +14,14 @@ from prometheus_client import Counter, Histogram
 from libs import audit
 from libs.cluster import Bearer, Object
 from libs.errors import ExhaustedError, MeshError
+from libs.findings import shortened
 
 from . import reading, schema, trifecta
 from .context import needs
 from .defaults import patch
 from .gathering import Gatherer
 from .rules import review
-from .verdict import Finding, Operation, Verdict, shortened
+from .verdict import Finding, Operation, Verdict
 
 Surface = Literal["validate", "mutate", "grpc"]
 

@@ -12,14 +12,15 @@ from cronsim import CronSim, CronSimError
 from libs.cluster import Access, Object
 from libs.cluster.kinds import AGENT, AGENT_FLEET, MCP_SERVER_SET, MODEL_POOL
 from libs.cluster.local.rules import zone_of
+from libs.findings import shortened
 from libs.resources.agent import AgentSpec
 from libs.resources.crds import SYSTEM_RULE
-from libs.resources.names import LONGEST_CRON_JOB, LONGEST_DNS_NAME, LONGEST_LABEL
+from libs.resources.names import LONGEST_DNS_NAME
 from libs.resources.pool import PoolSpec, ServerSetSpec
 
 from . import advice, defaults, images, reading, trifecta
 from .context import Case, Facts, case, named_objects, names, namesakes, rights
-from .verdict import Finding, Verdict, shortened
+from .verdict import Finding, Verdict
 
 Rule = Callable[[Case], Iterator[Finding]]
 
@@ -63,23 +64,20 @@ def _place(thing: Object, facts: Facts) -> Iterator[Finding]:
 
 def _image(case: Case) -> Iterator[Finding]:
     allowed = case.facts.policy.allowed_images
-    for at, part in case.parts.items() if allowed else ():
-        if part.image and not _is_allowed(part.image, case.facts):
-            yield Finding(
-                "image-not-allowed",
-                f"{at}.image",
-                shortened(part.image),
-                f"is none of the images that are allowed here: {shortened(', '.join(allowed))}",
-                "use one of those, or have the administrator allow it",
-            )
-
-
-def _is_allowed(image: str, facts: Facts) -> bool:
-    try:
-        parsed = images.parsed(image)
-    except ValueError:
-        return False
-    return any(images.pattern(each).allows(parsed) for each in facts.policy.allowed_images)
+    for at, part in case.parts.items():
+        if not part.image:
+            continue
+        where, value = f"{at}.image", shortened(part.image)
+        try:
+            image = images.parsed(part.image)
+        except ValueError as error:
+            mend = "write it as registry.example.com/team/agent:1.2"
+            yield Finding("image-invalid", where, value, str(error), mend)
+            continue
+        if allowed and not any(images.pattern(each).allows(image) for each in allowed):
+            message = f"is none of the images that are allowed here: {shortened(', '.join(allowed))}"
+            mend = "use one of those, or have the administrator allow it"
+            yield Finding("image-not-allowed", where, value, message, mend)
 
 
 def _existence(case: Case) -> Iterator[Finding]:
@@ -119,14 +117,12 @@ def _servers(case: Case) -> Iterator[Finding]:
 
 
 def _length(case: Case) -> Iterator[Finding]:
-    scheduled = isinstance(case.spec, AgentSpec) and case.spec.mode == "schedule"
-    longest = LONGEST_CRON_JOB if scheduled else LONGEST_LABEL
     domain, namespace = case.facts.policy.trust_domain, reading.text(case.thing, "namespace")
     around = _UID_CHARS + len(f"..agent.{namespace}.ns.{domain}")
-    for name in sorted(names(case.thing)) if case.parts else ():
-        over = len(name) - min(longest, LONGEST_DNS_NAME - around if domain else longest)
-        if over > 0:
-            message = f"names made of {name} would be {over} characters too long"
+    for name in sorted(names(case.thing)) if case.parts and domain else ():
+        over = len(name) + around - LONGEST_DNS_NAME
+        if over > 0:  # the CRDs say how long a name may be for all else
+            message = f"the DNS names of its agents would be {over} characters too long"
             yield Finding("name-too-long", "metadata.name", shortened(name), message, "shorten it")
 
 
@@ -143,7 +139,7 @@ def _author(case: Case) -> Iterator[Finding]:
     for at, access in rights(case) if not case.facts.is_offline else ():
         if access not in case.facts.granted:
             rule = "secret-not-yours" if access.resource == "secrets" else "account-not-yours"
-            message = f"its author may not {_shown(access)} in this namespace"
+            message = f"its author may not {_shown(access)} in this namespace, and what runs with it is new"
             mend = "name one that its author may use, or let somebody apply it who may"
             yield Finding(rule, at, shortened(access.name), message, mend)
 
@@ -165,21 +161,20 @@ def _schedule(case: Case) -> Iterator[Finding]:
     if not schedule.cron.startswith("@"):
         try:
             next(CronSim(schedule.cron, _CHECKED_FROM))
-        except (CronSimError, StopIteration):
-            message = "no moment ever fits"
-            mend = "name a day that its months have, and ranges from low to high"
-            yield Finding("cron-never", "spec.schedule.cron", shortened(schedule.cron), message, mend)
+        except (CronSimError, StopIteration) as error:
+            field = str(error).removeprefix("Bad ") or "moment"
+            mend = "keep it within its bounds, and ranges from low to high"
+            if field in ("day-of-month", "moment"):
+                mend = "name a day that its months have"
+            value = shortened(schedule.cron)
+            yield Finding("cron-never", "spec.schedule.cron", value, f"its {field} never comes", mend)
 
 
 def _endpoints(case: Case) -> Iterator[Finding]:
     for at, endpoint in _endpoints_of(case.spec):
-        if not _is_url(endpoint):
-            message, mend = (
-                "is no http or https URL",
-                "write it as https://host:port/path, without user and query",
-            )
-            # It may hold a password, so it is not repeated.
-            yield Finding("endpoint-invalid", at, "", message, mend)
+        if fault := _fault(endpoint):
+            value = "" if "@" in endpoint else shortened(endpoint)
+            yield Finding("endpoint-invalid", at, value, *fault)
 
 
 def _endpoints_of(spec: reading.Spec) -> Iterator[tuple[str, str]]:
@@ -190,19 +185,27 @@ def _endpoints_of(spec: reading.Spec) -> Iterator[tuple[str, str]]:
             yield f"spec.servers[{index}].endpoint", server.endpoint
 
 
-def _is_url(text: str) -> bool:
+def _fault(endpoint: str) -> tuple[str, str] | None:
+    """What is wrong with a URL, and its mend."""
+    no_url = "is no http or https URL", "write it as https://host:port/path"
+    no_port = "has no such port", "name one from 1 to 65535, or none"
     try:
-        url = urlsplit(text)
-        return (
-            url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0 and "@" not in url.netloc
-        )
-    except ValueError:  # such as a port of 99999
-        return False
+        url = urlsplit(endpoint)
+    except ValueError:  # such as of an IPv6 address that is none
+        return no_url
+    if url.scheme not in ("http", "https") or not url.hostname:
+        return no_url
+    if "@" in url.netloc:
+        return "has a user", "leave it out, and put the password into a Secret"
+    try:
+        return no_port if url.port == 0 else None
+    except ValueError:
+        return no_port
 
 
 def _in_the_clear(case: Case) -> Iterator[Finding]:
     for at, endpoint in _endpoints_of(case.spec):
-        if _is_url(endpoint) and urlsplit(endpoint).scheme == "http" and not _is_loopback(endpoint):
+        if not _fault(endpoint) and urlsplit(endpoint).scheme == "http" and not _is_loopback(endpoint):
             message = "prompts, data and keys would travel in the clear, so the reference agent refuses it"
             yield Finding("endpoint-in-the-clear", at, shortened(endpoint), message, "use https")
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from libs.cluster import Object
 from libs.cluster.local.schema import Validator
 from libs.errors import InvalidError
+from libs.findings import refusals
 
 from . import reading
-from .verdict import Finding, shortened
+from .verdict import Finding
 
 RULE = "schema"
 _MEND = "write it as `kubectl explain` says"
@@ -31,6 +30,7 @@ def check(thing: Object, old: Object | None = None) -> tuple[Finding, ...]:
     try:
         Validator().validated(named, old if reading.is_readable(old) else None)
     except InvalidError as error:
-        found: dict[str, Any] = dict(error.violations) or {"object": str(error)}
-        return tuple(Finding(RULE, where, "", shortened(what), _MEND) for where, what in found.items())
+        return tuple(
+            Finding(RULE, each.field, each.value, each.message, each.mend) for each in refusals(error)
+        )
     return ()

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from libs.cluster.kinds import MCP_SERVER_SET
+from libs.findings import shortened
 from libs.resources.agent import AgentSpec
 from libs.resources.pool import EGRESS, SENSITIVE, TRIFECTA, UNTRUSTED_INPUT
 
 from . import reading
 from .context import Case, override
-from .verdict import Finding, shortened
+from .verdict import Finding
 
 RULE, OVERRIDDEN, UNCHECKED = "trifecta", "trifecta-overridden", "trifecta-unchecked"
 

@@ -61,6 +61,10 @@ def judged(things: Sequence[Object], policy: Policy) -> list[Row]:
 def _rows(thing: Object, policy: Policy, world: Mapping[Any, Object]) -> list[Row]:
     if kind_of(thing) not in OURS:
         return [unjudged(thing)]
+    if not text(thing, "name"):
+        message, mend = "an apply needs the whole name", "name it; only `kubectl create` takes generateName"
+        row = Row(name_of(thing), "denied", "no-name", "metadata.name", message=message, mend=mend)
+        return [row]
     wanted = needs(thing)
     found: dict[Reference, Object] = {
         (kind, name): world[kind, wanted.namespace, name]

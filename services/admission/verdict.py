@@ -9,8 +9,6 @@ from typing import Any
 Operation = Mapping[str, Any]
 """One of a JSON Patch (RFC 6902): op, path, and value unless it removes."""
 
-_LONGEST = 80
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -46,9 +44,3 @@ class Verdict:
     def allowed(self) -> bool:
         """Whether nothing is against it."""
         return not self.denials
-
-
-def shortened(value: object) -> str:
-    """A value as a finding shows it: one line of at most 80 characters."""
-    line = " ".join(str(value)[: 4 * _LONGEST].split())
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"

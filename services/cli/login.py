@@ -214,12 +214,18 @@ def _naming(account: tuple[str, str]) -> Iterator[None]:
 def _describe(wanted: Login, certificate: Certificate, shape: Format) -> None:
     from datetime import UTC, datetime
 
+    from libs.mesh import APISERVER, COORDINATION
+
     expires = datetime.fromtimestamp(certificate.expires_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     folder = wanted.folder.absolute()
     files = f"-cacert {folder}/ca.crt -cert {folder}/tls.crt -key {folder}/tls.key"
-    where = wanted.settings.state.running()["coordination"] if wanted.is_at_home else "HOST:7410"
-    grpcurl = f"grpcurl {files} -authority coordination.cp.{certificate.bundle.domain} {where} list"
-    document = {"id": certificate.spiffe_id, "expires": expires, "folder": str(folder), "grpcurl": grpcurl}
+    document = {"id": certificate.spiffe_id, "expires": expires, "folder": str(folder)}
+    running = wanted.settings.state.running() if wanted.is_at_home else {}
+    for field, component in (("grpcurl", COORDINATION), ("grpcurl_management", APISERVER)):
+        if component == COORDINATION or not wanted.producer:  # who may not manage
+            where = running.get(component.name, f"HOST:{component.port}")
+            authority = f"{component.name}.cp.{certificate.bundle.domain}"
+            document[field] = f"grpcurl {files} -authority {authority} {where} list"
     if shape is Format.JSON:
         emit(document)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from . import manifests
 from .choices import ObjectFormat
 from .listing import Lines, dump, list_of, print_things
 from .output import Exit, FailedError, complain, note, one_line_errors
-from .session import Settings, StateDirOption
+from .session import Settings, StateDirOption, TlsDirOption
 from .world import Target, World, open_world
 
 if TYPE_CHECKING:
@@ -55,17 +56,24 @@ def in_world(
     kubeconfig: Path | None,
     context: str,
     body: Callable[[World], Awaitable[None]],
+    tls_dir: Path | None = None,
 ) -> None:
     """Runs a command's body with the world that its options mean."""
 
     import asyncio
 
     async def run() -> None:
-        async with open_world(Settings.of(ctx, state_dir), Target(kubeconfig, context)) as world:
+        async with open_world(settings_of(ctx, state_dir, tls_dir), Target(kubeconfig, context)) as world:
             await body(world)
 
     with one_line_errors():
         asyncio.run(run())
+
+
+def settings_of(ctx: typer.Context, state_dir: Path | None, tls_dir: Path | None) -> Settings:
+    """The settings of this run, with the folders that the command itself names."""
+    settings = Settings.of(ctx, state_dir)
+    return replace(settings, tls_dir=tls_dir or settings.tls_dir)
 
 
 def apply(
@@ -76,6 +84,7 @@ def apply(
     state_dir: StateDirOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = "",
+    tls_dir: TlsDirOption = None,
 ) -> None:  # fmt: skip
     """Make objects as manifests say (server-side apply).
 
@@ -120,7 +129,7 @@ def apply(
         if failures:
             raise typer.Exit(Exit.FAILED)
 
-    in_world(ctx, state_dir, kubeconfig, context, body)
+    in_world(ctx, state_dir, kubeconfig, context, body, tls_dir)
 
 
 def get(
@@ -135,6 +144,7 @@ def get(
     state_dir: StateDirOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = "",
+    tls_dir: TlsDirOption = None,
 ) -> None:  # fmt: skip
     """Show objects. The kind `agentctl` means all that people declare: agents, fleets, pools, server sets.
 
@@ -169,7 +179,7 @@ def get(
                     else:
                         print_things(which, [thing], format_, namespaces=False, single=True)
 
-    in_world(ctx, state_dir, kubeconfig, context, body)
+    in_world(ctx, state_dir, kubeconfig, context, body, tls_dir)
 
 
 def delete(
@@ -181,6 +191,7 @@ def delete(
     state_dir: StateDirOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = "",
+    tls_dir: TlsDirOption = None,
 ) -> None:  # fmt: skip
     """Delete objects and what they own.
 
@@ -212,7 +223,7 @@ def delete(
         await world.delete(which, namespace if which.namespaced else "", named)
         typer.echo(f"{which.name.lower()}/{named} deleted")
 
-    in_world(ctx, state_dir, kubeconfig, context, body)
+    in_world(ctx, state_dir, kubeconfig, context, body, tls_dir)
 
 
 def which_object(word: str, name: str | None) -> tuple[Kind, str]:

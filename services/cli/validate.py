@@ -7,17 +7,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from . import manifests
-from .objects import ContextOption, FilesOption, KubeconfigOption, NamespaceOption
+from .objects import ContextOption, FilesOption, KubeconfigOption, NamespaceOption, settings_of
 from .output import Exit, FailedError, Format, note, one_line_errors, show
 from .reach import cluster_at, component_at, default_kubeconfig
-from .session import FormatOption, Settings, StateDirOption
+from .session import FormatOption, Settings, StateDirOption, TlsDirOption
 from .world import MANAGER, Object
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from agentctl.admission.v1.admission_service_pb2_grpc import AdmissionServiceAsyncStub
     from agentctl.resource.v1.resource_service_pb2_grpc import ResourceServiceAsyncStub
     from libs.cluster import Cluster
+    from libs.errors import InvalidError
     from libs.findings import Row
 
 _DENIED_BY = re.compile(r'admission webhook "[^"]*" denied the request: (?P<said>.*)', re.DOTALL)
@@ -45,6 +46,7 @@ def validate(
     state_dir: StateDirOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = "",
+    tls_dir: TlsDirOption = None,
 ) -> None:  # fmt: skip
     """Say whether manifests would be admitted, and why not; nothing is changed.
 
@@ -66,7 +68,8 @@ def validate(
         wanted = [each for each in things if (each["apiVersion"], each["kind"]) in ours]
         for each in wanted:
             each["metadata"].setdefault("namespace", namespace)
-        found = _judged(Settings.of(ctx, state_dir), kubeconfig, context, wanted) if wanted else []
+        settings = settings_of(ctx, state_dir, tls_dir)
+        found = _judged(settings, kubeconfig, context, wanted) if wanted else []
         rows = [unjudged(each) for each in things if each not in wanted] + _together(found, wanted)
         if format_ is Format.JSON:
             typer.echo(json.dumps(documents(rows), ensure_ascii=False, indent=2))
@@ -120,7 +123,7 @@ async def _reviewed(
     try:
         said = await admission.Review(ReviewRequest(object=struct_of(thing), old_object=old))
     except InvalidError as error:
-        return [Row(name, "denied", message=str(error))]
+        return _refused(name, error) if error.violations else [Row(name, "denied", message=str(error))]
 
     def row(verdict: Verdict, each: Finding) -> Row:
         return rowed(
@@ -161,14 +164,20 @@ async def _dry_run(cluster: Cluster, thing: Object, warnings: list[str]) -> list
             lines = match["said"].strip().removeprefix("* ").split("\n* ")
             denied = [row_of(line, name, "denied") for line in lines]
         elif isinstance(error, InvalidError):
-            fields = error.violations or {"": str(error)}
-            denied = [
-                Row(name, "denied", "schema" if where else "", where, message=why)
-                for where, why in fields.items()
-            ]
+            denied = _refused(name, error)
         else:
             raise FailedError(str(error), Exit.DENIED) from error
     return complete(name, [*denied, *(row_of(each, name, "warning") for each in warnings)])
+
+
+def _refused(name: str, error: InvalidError) -> list[Row]:
+    from libs.findings import refusals, rowed
+
+    found = refusals(error)
+    return [
+        rowed(name, "denied", rule="" if each.field == "object" else "schema", **asdict(each))
+        for each in found
+    ]
 
 
 def _by_rules(things: Sequence[Object]) -> list[Row]:

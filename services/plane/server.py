@@ -26,6 +26,7 @@ from libs.cluster.kinds import (
 from libs.documents import document_of, struct_of
 from libs.errors import DeniedError, InvalidError, NotFoundError
 from libs.identity import Principal
+from libs.resources.names import COORDINATOR
 from libs.rpc.call import Call
 from services.admission.wire import findings, is_about_rights, listed, patched
 
@@ -61,7 +62,7 @@ class Resources(pb_grpc.ResourceServiceServicer):
         self._cluster = cluster
         self._usage = usage
         self._reviewing = reviewing
-        self._turns = WeakValueDictionary[tuple[Kind, str, str], asyncio.Lock]()
+        self._turns = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
 
     async def Apply(self, request: pb.ApplyRequest, context: object) -> pb.ApplyResponse:
         thing = document_of(request.object)
@@ -73,7 +74,8 @@ class Resources(pb_grpc.ResourceServiceServicer):
                 violations={"field_manager": "names that begin with agentctl- are the plane's"}
             )
         manager = request.field_manager or _MANAGER
-        async with self._turns.setdefault((kind, namespace, name), asyncio.Lock()):  # nobody between the two
+        turn = namespace, name.partition(COORDINATOR)[0]  # of all whose pods might go by the same name
+        async with self._turns.setdefault(turn, asyncio.Lock()):  # nobody between the two
             before = await self._find(kind, namespace, name)
             warnings: list[str] = []
             if self._reviewing and kind in OURS:

@@ -6,8 +6,8 @@ import asyncio
 import base64
 import io
 import json
-import re
 import logging
+import re
 import ssl
 from typing import Any
 

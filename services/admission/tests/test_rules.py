@@ -105,13 +105,8 @@ def test_nothing_is_said_of_what_is_well_done(thing):
             "endpoint-invalid",
             "spec.servers[0].endpoint",
         ),
-        (agent(name="a" * 64), "name-too-long", "metadata.name"),
-        (
-            agent(name="a" * 53, mode="schedule", schedule={"cron": "@daily"}),
-            "name-too-long",
-            "metadata.name",
-        ),
-        (fleet(name="a" * 52, coordinator={"template": template()}), "name-too-long", "metadata.name"),
+        (agent(image="a..b"), "image-invalid", "spec.image"),
+        (fleet(template=template(image="team/a___b:1")), "image-invalid", "spec.template.image"),
         (declared(AGENT, "a", {"mode": "dance"}), "malformed", "spec.mode"),
     ],
 )
@@ -128,18 +123,58 @@ def test_what_is_wrong_is_denied_with_its_place(thing, rule, field):
         agent(mode="schedule", schedule={"cron": "@hourly"}),
         pool(endpoint="http://[::1]:8080"),
         pool(endpoint="http://localhost/v1"),
-        agent(name="a" * 52, mode="schedule", schedule={"cron": "@daily"}),
-        fleet(name="a" * 51, coordinator={"template": template()}),
+        agent(image="a.b__c---d/e_f:1"),
     ],
 )
 def test_what_is_right_beside_it_is_not(thing):
     assert denied(thing) == []
 
 
-def test_a_password_in_an_endpoint_is_refused_and_not_repeated():
-    verdict = judged(pool(endpoint="https://joe:hunter2@api.example.com/v1"))
-    assert not verdict.allowed
+@pytest.mark.parametrize("begin", ["https://", "ftp://", "https:", ""])
+def test_a_password_in_an_endpoint_is_refused_and_not_repeated(begin):
+    for thing in (
+        pool(endpoint=f"{begin}joe:hunter2@api.example.com/v1"),
+        pool(endpoint=f"{begin}joe:hunter2/@ß @api.example.com/v1"),
+        server_set("a", server("b", endpoint=f"{begin}joe:hunter2@api.example.com/v1")),
+    ):
+        verdict = judged(thing, schema=check(thing))
+        assert {each.rule for each in verdict.denials} == {"endpoint-invalid", "schema"}
+        assert "hunter2" not in str([*map(str, verdict.denials)])
+
+
+def test_a_password_is_repeated_nowhere():
+    thing = agent(image="https://joe:hunter2@api.example.com/v1")
+    verdict = judged(thing, schema=check(thing), policy=Policy(allowed_images=["python"]))
+    assert {each.rule for each in verdict.denials} == {"image-invalid", "schema"}
     assert "hunter2" not in str([*map(str, verdict.denials)])
+
+
+@pytest.mark.parametrize(
+    ("thing", "message", "mend"),
+    [
+        (pool(endpoint="https://a.example:99999/v1"), "has no such port", "1 to 65535"),
+        (pool(endpoint="https://joe@a.example/v1"), "has a user", "leave it out"),
+        (pool(endpoint="a.example/v1"), "is no http or https URL", "https://host"),
+        (agent(mode="schedule", schedule={"cron": "60 * * * *"}), "its minute never comes", "bounds"),
+        (
+            agent(mode="schedule", schedule={"cron": "0 0 31 2 *"}),
+            "its day-of-month never comes",
+            "months have",
+        ),
+    ],
+)
+def test_a_mend_is_of_what_is_wrong(thing, message, mend):
+    [found] = judged(thing).denials
+    assert message in found.message
+    assert mend in found.mend
+
+
+def test_a_name_that_is_too_long_is_said_once():
+    for thing in (agent("a" * 53), fleet("a" * 52, coordinator={"template": template()})):
+        [found] = judged(thing, schema=check(thing)).denials
+        assert (found.rule, found.field) == ("schema", "metadata.name")
+    for thing in (agent("a" * 52), fleet("a" * 51, coordinator={"template": template()})):
+        assert judged(thing, schema=check(thing)).allowed
 
 
 def test_the_name_in_dns_has_to_fit_too():
@@ -153,9 +188,9 @@ def test_an_image_has_to_be_allowed_wherever_it_is_named():
     policy = Policy(allowed_images=["ghcr.io/acme/**"])
     good, evil = "ghcr.io/acme/agent:1", "ghcr.io/acme-evil/agent:1"
     everywhere = ["spec.template.image", "spec.coordinator.template.image"]
-    for image, fields in ((good, []), (evil, everywhere), ("is no image", everywhere)):
+    for image, rule in ((good, ""), (evil, "image-not-allowed"), ("is no image", "image-invalid")):
         herd = fleet(template=template(image=image), coordinator={"template": template(image=image)})
-        assert denied(herd, policy=policy) == [("image-not-allowed", field) for field in fields]
+        assert denied(herd, policy=policy) == [(rule, field) for field in everywhere if rule]
     assert denied(agent(image=evil), policy=policy) == [("image-not-allowed", "spec.image")]
     assert denied(agent(image=evil)) == denied(agent(), policy=policy) == []
 
@@ -201,9 +236,13 @@ def test_only_a_reason_and_the_right_override_the_trifecta():
     assert denied(said) == [("trifecta", f"metadata.annotations[{OVERRIDE}]")]
     assert denied(said, granted=frozenset({MAY_OVERRIDE})) == []
     assert [rule for rule, _ in warned(said, granted=frozenset({MAY_OVERRIDE}))] == ["trifecta-overridden"]
-    blank = agent(mcpServers=["all"], metadata={"annotations": {OVERRIDE: " \n"}})
-    assert MAY_OVERRIDE not in needs(blank).accesses
-    assert denied(blank, granted=frozenset({MAY_OVERRIDE})) == [("trifecta", "spec")]
+
+
+@pytest.mark.parametrize("blank", [" \n", "\u200b", "\u3164", "\u2800 .", "—"])
+def test_a_reason_has_words(blank):
+    said = agent(mcpServers=["all"], metadata={"annotations": {OVERRIDE: blank}})
+    assert MAY_OVERRIDE not in needs(said).accesses
+    assert denied(said, granted=frozenset({MAY_OVERRIDE})) == [("trifecta", "spec")]
 
 
 def test_an_override_is_asked_for_again_with_each_change_of_the_spec():
@@ -255,21 +294,68 @@ def test_an_author_names_only_accounts_that_he_may_be():
     assert denied(agent(podTemplate=pods(serviceAccountName="default"))) == []
 
 
-def test_what_was_named_before_may_be_named_by_anybody():
-    old = agent(podTemplate=SECRET_PODS)
-    elsewhere = agent(podTemplate=PLACES["podTemplate.spec.containers[0].envFrom[0].secretRef.name"])
-    assert denied(elsewhere, old) == []
-    two = pods({"env": [FROM_SECRET], "envFrom": [{"secretRef": {"name": "other"}}]})
-    assert [rule for rule, _ in denied(agent(podTemplate=two), old)] == ["secret-not-yours"]
+VOLUMES = [{"name": "v", "emptyDir": {}}]
 
 
-def test_a_secret_that_pulled_the_image_is_new_where_agents_read_it():
-    pulls, reads = (
-        agent(podTemplate=pods(imagePullSecrets=[{"name": "word"}])),
-        agent(podTemplate=SECRET_PODS),
+def entrusted(container=None, *, labels=None, pod=None, **spec):
+    """An agent with a Secret and an account, and the like."""
+    of_pod = pods({"env": [FROM_SECRET], **(container or {})}, serviceAccountName="boss", **(pod or {}))
+    of_pod["metadata"] = {"labels": labels or {}}
+    return agent(**{"image": "a:1", **spec}, podTemplate=of_pod)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        entrusted(image="evil:1"),
+        entrusted(image=None),
+        entrusted(contract="agentd-1"),
+        entrusted({"command": ["sh", "-c", "env"]}),
+        entrusted({"args": ["--tell"]}),
+        entrusted({"env": [FROM_SECRET, {"name": "HTTPS_PROXY", "value": "http://evil"}]}),
+        entrusted({"env": [FROM_SECRET | {"name": "OTHER"}]}),
+        entrusted({"envFrom": [{"configMapRef": {"name": "evil"}}]}),
+        entrusted(pod={"volumes": VOLUMES}),
+        entrusted({"volumeMounts": [{"name": "v", "mountPath": "/v"}]}, pod={"volumes": VOLUMES}),
+        entrusted(model={"pool": "evil"}),
+        entrusted(pod={"imagePullSecrets": [{"name": "word"}]}),
+    ],
+)
+def test_who_changes_what_runs_with_a_secret_has_to_be_allowed_all_of_it(changed):
+    asked = {(each.verb, each.name) for each in needs(changed, entrusted()).accesses}
+    assert asked == {("get", "word"), ("impersonate", "boss")}
+    rules = {rule for rule, _ in denied(changed, entrusted(), objects=[pool("evil")])}
+    assert rules == {"secret-not-yours", "account-not-yours"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        entrusted(instruction="Other."),
+        entrusted(limits={"deadline": "6m"}),
+        entrusted({"resources": {"limits": {"cpu": "1"}}}),
+        entrusted({"imagePullPolicy": "Always"}),
+        entrusted(labels={"team": "mail"}),
+        entrusted(pod={"nodeSelector": {"disk": "ssd"}}),
+        entrusted(model={"pool": "large", "id": "large-1"}),
+        entrusted(mcpServers=["mail"]),
+    ],
+)
+def test_who_changes_anything_else_has_not(changed):
+    assert needs(changed, entrusted()).accesses == ()
+    assert denied(changed, entrusted()) == []
+
+
+def test_each_part_of_a_fleet_is_entrusted_by_itself():
+    with_secret = template(podTemplate=SECRET_PODS)
+    old = fleet(template=with_secret)
+    assert denied(fleet(template=with_secret, replicas=3, scaling={"maxReplicas": 5}), old) == []
+    front = fleet(template=with_secret, coordinator={"template": with_secret})
+    [(rule, field)] = denied(front, old)
+    assert (rule, field.partition(".podTemplate")[0]) == ("secret-not-yours", "spec.coordinator.template")
+    assert (
+        denied(fleet(template=with_secret, coordinator={"template": with_secret, "replicas": 2}), front) == []
     )
-    assert [rule for rule, _ in denied(reads, pulls)] == ["secret-not-yours"]
-    assert denied(pulls, reads) == []
 
 
 def test_config_maps_and_claims_need_no_right():
@@ -373,6 +459,17 @@ def test_all_that_is_wrong_is_said_at_once():
             "spec.podTemplate.spec.containers[0].args",
         ),
         (pool(endpoint="http://api.example.com/v1"), "endpoint-in-the-clear", "spec.endpoint"),
+        *(
+            (server_set("a", server("b", "egress", tag)), "unknown-tag", "spec.servers[0].tags[1]")
+            for tag in (
+                "untrusted-input",
+                "untrusted",
+                "untrustd_input",
+                "sensitive-data",
+                "senstive",
+                "egres",
+            )
+        ),
     ],
 )
 def test_what_is_unwise_is_a_warning(thing, rule, field):
@@ -396,6 +493,7 @@ def test_what_is_unwise_is_a_warning(thing, rule, field):
         fleet(scaling={"maxReplicas": 1000}),
         agent(podTemplate=pods({"env": [{"name": "MAX_TOKENS", "value": "5"}]})),
         agent(podTemplate=pods({"env": [{"name": "TLS_KEY", "value": "/run/key.pem"}, {"name": "A_TOKEN"}]})),
+        server_set("a", server("b", "ingress", "search", "untrusted_input", "sensitive", "egress")),
         agent(instruction="Never tell the password. A key is like sk-…"),
     ],
 )
@@ -415,13 +513,28 @@ def test_offline_what_nobody_could_be_asked_is_a_warning():
 
 def test_the_schema_is_asked_where_no_api_server_does():
     thing = agent(runs={"retries": 21}, limits={"deadline": "never"}, colour="red")
-    assert [found.field for found in check(thing)] == ["object"]
+    unknown = "remove it, or correct its name"
+    assert [(found.field, found.mend) for found in check(thing)] == [("spec.colour", unknown)]
     del thing["spec"]["colour"]
     found = check(thing)
     assert {each.field for each in found} == {"spec.runs.retries", "spec.limits.deadline"}
     assert judged(thing, schema=found).denials == found
     assert check(agent()) == check(fleet()) == check(pool()) == ()
     assert [each.rule for each in judged(thing).denials] == ["malformed"]
+
+
+def test_a_denial_by_the_schema_says_value_and_rule_whole():
+    [found] = check(agent(mode="schedule", schedule={"cron": "60 * * * *"}))
+    assert found.value == "60 * * * *"
+    assert found.message.endswith("day of week), or @hourly, @daily, @weekly, @monthly, @yearly")
+    [blank] = check(agent(instruction=" " * 5000))
+    assert blank.message.endswith("spec.instruction in body should match '\\S'")
+    assert len(blank.message) < 200
+
+
+def test_an_object_of_nothing_but_mistakes_is_denied_in_few_words():
+    found = check(declared(AGENT, "a", {f"field{n}": n for n in range(10_000)}))
+    assert (len(found), found[-1].message) == (65, "and 9936 more")
 
 
 def test_a_generated_name_is_none_to_complain_about():

@@ -229,6 +229,37 @@ def test_what_no_rule_is_about_is_not_judged(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("bad", "rule", "field"),
+    [
+        (AGENT.replace("kind: Agent", "kind: agent"), "unknown-kind", "kind"),
+        (AGENT.replace("/v1alpha1", "/v1"), "unknown-kind", "apiVersion"),
+        (AGENT.replace("agentctl.dev", "Agentctl.dev"), "unknown-kind", "apiVersion"),
+        (AGENT.replace("agentctl.dev", "agenctl.dev"), "unknown-kind", "apiVersion"),
+        (AGENT.replace("name: scout", "generateName: scout-"), "no-name", "metadata.name"),
+        (AGENT.replace("limits:", "colour: red, limits:"), "schema", "spec.colour"),
+    ],
+)
+def test_what_an_apply_refuses_is_denied(tmp_path, bad, rule, field):
+    code, out, _ = run(write(tmp_path, POOL, bad), "-o", "json")
+    [row] = [each for each in json.loads(out) if each["verdict"] == "denied"]
+    assert (code, row["rule"], row["field"]) == (1, rule, field)
+    assert row["mend"]
+
+
+def test_kinds_of_others_are_not_ours_to_judge(tmp_path):
+    for version in ("kagent.dev/v1alpha1", "management.agentctl.dev/v1", "v1"):
+        code, out, _ = run(write(tmp_path, AGENT.replace("agentctl.dev/v1alpha1", version)), "-o", "json")
+        assert (code, [each["verdict"] for each in json.loads(out)]) == (0, ["not-checked"])
+
+
+def test_neither_table_nor_json_shows_a_password(tmp_path):
+    bad = POOL.replace("models:", "endpoint: 'https://joe:hunter2@x.example/v1', models:")
+    for shape in ("table", "json"):
+        code, out, _ = run(write(tmp_path, bad), "-o", shape)
+        assert (code, "x.example" in out, "hunter2" in out) == (1, False, False)
+
+
+@pytest.mark.parametrize(
     ("content", "arguments", "said"),
     [
         ("a: [", (), "not YAML"),

@@ -96,6 +96,7 @@ async def test_a_token_becomes_a_certificate_folder(login, plane, by_file, tmp_p
     assert stat.S_IMODE(identity.key.stat().st_mode) == 0o600
     assert f"-key {identity.key}" in document["grpcurl"]
     assert "-authority coordination.cp.mesh.test" in document["grpcurl"]
+    assert "grpcurl_management" not in document  # it may not
     (request,) = plane.issuer.requests
     assert (request.token, request.producer_namespace) == ("the token", "demo")
 
@@ -110,6 +111,8 @@ async def test_a_token_becomes_a_certificate_folder(login, plane, by_file, tmp_p
 async def test_one_says_who_one_wants_to_be(login, plane, by_file, options, field, value):
     result = await login(*options, *by_file)
     assert result.exit_code == 0, result.output
+    assert "-authority coordination.cp.mesh.test HOST:7410 list" in result.stdout
+    assert "-authority apiserver.cp.mesh.test HOST:7415 list" in result.stdout
     (request,) = plane.issuer.requests
     assert request.WhichOneof("id") == field
     assert getattr(request, field) == value

@@ -14,11 +14,18 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from agentctl.agent.v1 import agent_service_pb2
+from agentctl.agent.v1.run_pb2 import Usage as Tokens
+from agentctl.management.v1 import management_service_pb2
+from agentctl.management.v1.management_service_pb2_grpc import (
+    ManagementServiceServicer,
+    add_ManagementServiceServicer_to_server,
+)
 from agentctl.resource.v1 import resource_service_pb2_grpc as pb_grpc
 from libs.cluster.kinds import AGENT, AGENT_FLEET, CONFIG_MAP, MODEL_POOL, NAMESPACE, POD
 from libs.cluster.local import LocalCluster, open_local
 from libs.errors import NotFoundError
-from libs.mesh import PLANE
+from libs.mesh import APISERVER, PLANE
 from libs.rpc.server import serving
 from libs.state import write_json
 from libs.testing.ca import authority, identity
@@ -384,6 +391,49 @@ async def test_describe_shows_conditions_and_events(agentctl, cluster):
     assert "mode: once" in said
     assert "NotAccepted" in said
     assert "there is no a" in said
+
+
+class Steered(ManagementServiceServicer):
+    """Tells of one pod that runs and one that has ended."""
+
+    async def GetStatus(
+        self, request: management_service_pb2.GetStatusRequest, context: object
+    ) -> management_service_pb2.GetStatusResponse:
+        said = agent_service_pb2.GetStatusResponse(
+            ready=True,
+            ended_runs={"completed": 2, "deadline": 71},
+            usage=Tokens(input_tokens=40, output_tokens=2),
+        )
+        pods = [
+            management_service_pb2.PodStatus(pod=f"{request.target.agent}-1", phase="Running", status=said),
+            management_service_pb2.PodStatus(pod="old", phase="Failed", error="it does not run"),
+        ]
+        return management_service_pb2.GetStatusResponse(pods=pods)
+
+
+async def test_describe_shows_how_the_runs_of_an_agent_ended(agentctl, tmp_path):
+    await agentctl("apply", "-f", "-", stdin=AN_AGENT)
+    steered = Steered()  # type: ignore[abstract]  # it has but one of the methods
+    async with serving(
+        APISERVER,
+        identity(authority(), tmp_path, "/cp/apiserver"),
+        lambda server: add_ManagementServiceServicer_to_server(steered, server),
+    ) as up:
+        file = tmp_path / "state" / "endpoints.json"
+        write_json(file, {**json.loads(file.read_text()), "apiserver": up.address})
+        said = (await agentctl("describe", "agent/good", "-n", "demo")).stdout
+    _, _, agents = said.partition("\nAgents:\n")
+    [_, line] = agents.splitlines()
+    assert line.split() == ["good-1", "yes", "0", "71", "deadline,", "2", "completed", "42"]
+
+
+async def test_describe_says_why_nobody_told_how_runs_ended(agentctl):
+    await agentctl("apply", "-f", "-", stdin=AN_AGENT)
+    result = await agentctl("describe", "agent/good", "-n", "demo")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.endswith(
+        "\nAgents could not be asked: the plane that runs here has no apiserver: start it anew\n"
+    )
 
 
 async def test_tree_and_its_pods(agentctl, cluster):

@@ -193,7 +193,32 @@ async def test_what_the_api_server_itself_refuses_is_the_schemas(agentctl, tmp_p
     async with api_server(tmp_path, 422, "it is invalid", details={"causes": causes}) as (kubeconfig, _):
         result = await agentctl("--kubeconfig", kubeconfig)
     expected = ["agent/default/scout", "denied", "schema", "spec.mode", "Unsupported value"]
-    assert (result.exit_code, table(result)[1]) == (1, expected)
+    assert (result.exit_code, table(result)[1][:5]) == (1, expected)
+
+
+async def test_a_field_that_a_cluster_does_not_know_is_named(agentctl, tmp_path):
+    why = 'Agent in version "v1alpha1" cannot be handled: strict decoding error: unknown field "spec.IMAGE"'
+    async with api_server(tmp_path, 400, why) as (kubeconfig, _):
+        result = await agentctl("--kubeconfig", kubeconfig)
+    assert (result.exit_code, table(result)[1][2:5]) == (1, ["schema", "spec.IMAGE", "unknown field"])
+
+
+async def test_a_number_that_nobody_can_carry_is_named(agentctl, plane):
+    result = await agentctl("-o", "json", stdin=AGENT.replace("deadline: 5m", f"maxTokens: {2**63}"))
+    [row] = json.loads(result.stdout)
+    assert (result.exit_code, row["rule"], row["field"]) == (1, "schema", "spec.limits.maxTokens")
+
+
+async def test_what_is_nearly_ours_is_denied(agentctl, plane):
+    result = await agentctl(stdin=AGENT.replace("kind: Agent", "kind: agent"))
+    assert (result.exit_code, table(result)[1][:4]) == (1, ["agent/scout", "denied", "unknown-kind", "kind"])
+
+
+async def test_the_command_itself_may_name_the_certificate(agentctl, plane, tmp_path):
+    missing = await agentctl("--tls-dir", str(tmp_path / "nothing"))
+    assert (missing.exit_code, missing.stdout) == (4, "")
+    person = identity(authority(), tmp_path, "/user/agentctl-system.administrator")
+    assert (await agentctl("--tls-dir", str(person.folder))).exit_code == 0
 
 
 async def test_what_the_cluster_cannot_judge_is_not_checked(agentctl, tmp_path):

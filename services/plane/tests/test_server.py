@@ -204,9 +204,15 @@ class Admission:
     def __init__(self) -> None:
         self.answer: review.ReviewResponse | MeshError = review.ReviewResponse(allowed=True)
         self.asked: list[review.ReviewRequest] = []
+        self.underway = self.most_at_once = 0
 
     async def Review(self, request: review.ReviewRequest) -> review.ReviewResponse:
         self.asked.append(request)
+        self.underway += 1
+        self.most_at_once = max(self.most_at_once, self.underway)
+        for _ in range(100):
+            await asyncio.sleep(0)  # others may go on
+        self.underway -= 1
         if isinstance(self.answer, MeshError):
             raise self.answer
         return self.answer
@@ -302,3 +308,26 @@ async def test_of_two_who_apply_at_once_each_is_reviewed_after_the_other(reviewe
     olds = [document_of(each.old_object)["spec"].get("endpoint", "") for each in admission.asked[1:]]
     news = [document_of(each.object)["spec"]["endpoint"] for each in admission.asked[:-1]]
     assert olds == news
+
+
+@pytest.mark.parametrize(("agents", "fleets"), [("scout", "scout"), ("scout-coordinator", "scout")])
+async def test_agents_and_fleets_whose_pods_might_share_a_name_are_reviewed_one_after_the_other(
+    reviewed, admission, agents, fleets
+):
+    spec = {"instruction": "Look.", "model": {"pool": "large"}}
+    things = [
+        struct_of(
+            {
+                "apiVersion": "agentctl.dev/v1alpha1",
+                "kind": kind,
+                "metadata": {"name": name, "namespace": "demo"},
+                "spec": said,
+            }
+        )
+        for kind, name, said in (
+            ("Agent", agents, {"mode": "once", **spec}),
+            ("AgentFleet", fleets, {"template": spec}),
+        )
+    ]
+    await asyncio.gather(*(reviewed.Apply(pb.ApplyRequest(object=each, dry_run=True)) for each in things * 4))
+    assert (len(admission.asked), admission.most_at_once) == (8, 1)
