@@ -267,6 +267,25 @@ def test_a_paused_agent_holds_its_run_at_its_turn_and_claims_nothing_until_it_is
     assert set(crew.holders(crew.fill())) == {held, other}
 
 
+def test_what_is_not_so_is_not_said_to_be_paused_resumed_or_canceled(crew: Crew) -> None:
+    [id] = crew.begin("in a call")
+    [pod] = crew.holders([id])
+    with ThreadPoolExecutor() as threads:
+        pause = threads.submit(crew.cli, "pause", "--pod", pod, "--wait", "--deadline", "50s")
+        until(lambda: crew.told()[pod].status.paused, "it is not paused")
+        found = crew.cli("resume", "--run", id, "--until", "in-effect", "--deadline", "1s")
+        assert (found.returncode, "the whole agent is paused" in found.stdout) == (1, True), found
+        assert not pause.done()
+        assert crew.cli("resume").returncode == 0
+        found = pause.result()
+    assert (found.returncode, "CONFLICT: the pause was taken back" in found.stdout) == (1, True), found
+    crew.tools.release()
+    crew.settled([id])
+    for verb in ("pause", "resume", "cancel"):
+        found = crew.cli(verb, "--run", id)
+        assert (found.returncode, "it has already ended: completed" in found.stdout) == (1, True), found
+
+
 def test_of_all_runs_only_the_one_that_is_named_is_cancelled(crew: Crew) -> None:
     ids = crew.fill()  # another one is beside it
     one, *others = ids
@@ -332,7 +351,7 @@ def test_a_pod_that_hangs_costs_the_others_nothing_and_is_named(crew: Crew) -> N
         assert (found.returncode, line.split()[1:3]) == (1, ["failed", "DEADLINE:"])
         assert f"{other}  paused" in found.stdout
         summary = found.stdout.splitlines()[-1]
-        assert summary.startswith(f"1 of 2 pods paused; 1 failed: {hanging}: DEADLINE: "), summary
+        assert summary.startswith(f"1 of 2 pods paused; 1 failed: {hanging}: DEADLINE"), summary
         assert crew.audited("one hangs")["outcome"] == "partial: 1 of 2 pods"
     finally:
         os.kill(pods[hanging], signal.SIGCONT)

@@ -16,6 +16,8 @@ LOGGER = "agentctl.audit"
 """Its lines are never left out, whatever the log level and however many there are."""
 CLAIMS = f"{LOGGER}.claims"
 """Its lines count for the log's limit, as all others do."""
+MAX_FIELD = 1024
+"""Letters of a field that a line has."""
 
 _log = logging.getLogger(LOGGER)
 _log.setLevel(logging.INFO)
@@ -35,9 +37,9 @@ def record(
 ) -> None:
     """`event` is a word of the caller's code, so that labels are bounded; `target` is namespace/kind/name;
     `is_claimed`: whoever reaches us can have us say it. The trace, if there is one, and the connection's
-    caller come with every line of the log."""
+    caller come with every line of the log. What is longer than `MAX_FIELD` is cut."""
     _EVENTS.labels(event, decision).inc()
-    fields = {
+    given = {
         "event": event,
         "who": who,
         "what": what,
@@ -46,5 +48,10 @@ def record(
         "outcome": outcome,
         "reason": reason,
     }
+    fields = {name: _cut(text) for name, text in given.items() if text}
     log = _claims if is_claimed else _log
-    log.info("%s %s %s by %s", what, target, decision, who, extra={k: v for k, v in fields.items() if v})
+    log.info("%s %s %s by %s", _cut(what), _cut(target), decision, _cut(who), extra=fields)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_FIELD else f"{text[: MAX_FIELD - 1]}…"

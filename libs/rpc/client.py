@@ -32,13 +32,16 @@ _RETRY = {
     "backoffMultiplier": 2,
     "retryableStatusCodes": ["UNAVAILABLE"],
 }
-_DRAIN = {"service": "agentctl.agent.v1.AgentService", "method": "Drain"}
+_DRAINS = [
+    {"service": "agentctl.agent.v1.AgentService", "method": "Drain"},
+    {"service": "agentctl.management.v1.ManagementService", "method": "Drain"},
+]
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     # every RPC of ours may be repeated, since mutations are answered with their first verdict, but a drain:
     # the process that it ends is followed by another
     (
         "grpc.service_config",
-        json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": _RETRY}, {"name": [_DRAIN]}]}),
+        json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": _RETRY}, {"name": _DRAINS}]}),
     ),
     ("grpc.enable_http_proxy", 0),  # the mesh is called directly, whatever the environment says
     ("grpc.max_receive_message_length", _MAX_MESSAGE),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from agentctl.agent.v1.agent_service_pb2_grpc import AgentServiceStub
 from libs import pki
-from libs.errors import InvalidError
+from libs.errors import InvalidError, MeshError
 from libs.identity import Identity, Principal
 from libs.mesh import AGENT
 from libs.rpc.client import dial
@@ -40,6 +40,11 @@ def by_mesh(identity: Identity, address: Callable[[Pod], str] = lambda pod: pod.
             yield AgentServiceStub(channel)
 
     return dialled
+
+
+def brief(error: MeshError) -> str:
+    """Why a call failed, without gRPC's account of each address that it tried."""
+    return str(error).rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
 
 
 @dataclass(frozen=True, slots=True)

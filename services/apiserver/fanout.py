@@ -21,7 +21,9 @@ from libs.contract import checks
 from libs.contract import wire as contract
 from libs.contract.agent import Condition
 from libs.contract.run import Run, State
+from libs.contract.statuses import Status
 from libs.errors import (
+    ConflictError,
     DeadlineError,
     MeshError,
     NotFoundError,
@@ -30,7 +32,7 @@ from libs.errors import (
     UnreachableError,
 )
 
-from .agents import Dial
+from .agents import Dial, brief
 from .exits import Exits
 from .pods import Pod
 from .verbs import Order, Outcome, Stage, Verb, counted
@@ -52,6 +54,13 @@ class ForeignError(MeshError):
 
     code = PreconditionError.code
     reason = "FOREIGN"
+
+
+class ExitedError(MeshError):
+    """The process that was asked is there no more."""
+
+    code = PreconditionError.code
+    reason = "EXITED"
 
 
 class Attempt:
@@ -145,16 +154,19 @@ class FanOut:
                 async with self._dial(attempt.pod) as agent:
                     return await self._do(agent, attempt)
             except UnreachableError as error:
-                attempt.wait(f"{_LATE}: {error}")
+                attempt.wait(f"{_LATE}: {brief(error)}")
             await asyncio.sleep(pause)
             is_drain = self._order.verb is Verb.DRAIN and not self._order.dry_run
             if is_drain and not await self._is_as_found(attempt.pod):
-                return attempt.fail("EXITED", "nobody answered, and its process has ended since")
+                if self._exits and attempt.pod.began:  # another drain's work, perhaps
+                    return await self._exit(attempt, self._exits)
+                raise ExitedError("nobody answered, and its process has ended since")
 
     async def _do(self, agent: AgentServiceAsyncStub, attempt: Attempt) -> None:
         run = await self._find(agent, attempt) if self._order.run_id else None
         if self._order.run_id and run is None:
             return
+        self._refuse_ended([run] if run else [])
         if self._order.dry_run:
             await self._would(agent, attempt, run)
         else:
@@ -169,6 +181,7 @@ class FanOut:
             return None
         self._looking.pop(attempt, None)
         attempt.is_here, attempt.is_under_way = True, not run.state.ended
+        attempt.outcome = replace(attempt.outcome, runs=(run,))
         if attempt.is_under_way:
             for other in self._looking.values():
                 other.cancel()
@@ -180,8 +193,8 @@ class FanOut:
         if name not in told.manifest.surfaces.verbs:
             attempt.fail("UNIMPLEMENTED", f"this agent has no {name}")
             return
-        condition = await self._condition(agent)
-        attempt.reach(Stage.WOULD, count=len(condition.runs), runs=(run,) if run else ())
+        runs = [run] if run else []
+        attempt.reach(Stage.WOULD, count=len(runs or (await self._condition(agent)).runs), runs=runs)
 
     # --- The verbs ---
 
@@ -191,15 +204,17 @@ class FanOut:
         begun = await agent.Drain(request, timeout=self._left())
         seconds = begun.remaining.ToTimedelta().total_seconds()
         attempt.reach(Stage.IN_EFFECT, f"it ends within {seconds:.0f} s", count=begun.run_count)
-        if self._exits is None:
-            return
-        ended = await self._exits.of(attempt.pod)
+        if self._exits:
+            await self._exit(attempt, self._exits)
+
+    async def _exit(self, attempt: Attempt, exits: Exits) -> None:
+        ended = await exits.of(attempt.pod)
         if ended is None:
             attempt.wait("the pod is gone, and nobody said how its process ended")
         elif ended.code == 0:
             attempt.reach(Stage.FINISHED)
         else:
-            attempt.fail("EXITED", f"its process exited with {ended.code} {ended.reason}".strip())
+            raise ExitedError(f"its process exited with {ended.code} {ended.reason}".strip())
 
     async def _lame_duck(self, agent: AgentServiceAsyncStub, attempt: Attempt) -> None:
         undo = self._order.undo
@@ -210,15 +225,21 @@ class FanOut:
                 attempt.reach(self._effect, count=count)
                 return
             attempt.reach(Stage.ACCEPTED, "it is not ready yet" if undo else "it is still ready", count=count)
-            if self._order.until is Stage.ACCEPTED:
-                return
-            await asyncio.sleep(pause)
             try:
                 condition = await self._condition(agent)
             except UnavailableError as error:
-                attempt.wait(str(error))
-                continue
-            ready, count = condition.ready, len(condition.runs)
+                attempt.wait(brief(error))
+            else:
+                if undo and condition.draining:
+                    raise PreconditionError("it drains")
+                ready, count = condition.ready, len(condition.runs)
+                if ready is undo:
+                    continue
+                if undo:
+                    attempt.wait(f"it is not ready yet: {condition.not_ready_reason}")
+            if self._order.until is Stage.ACCEPTED:
+                return
+            await asyncio.sleep(pause)
 
     async def _cancel(self, agent: AgentServiceAsyncStub, attempt: Attempt) -> None:
         request = pb.CancelRequest(run_id=self._order.run_id, reason=self._order.reason)
@@ -247,23 +268,55 @@ class FanOut:
         is_so: Callable[[Run], bool],
         what: str,
     ) -> None:
-        """In effect when it is so of all the runs concerned."""
+        """In effect when it is so of all the runs concerned, and of the agent what `_hindrance` looks at."""
         runs = [_run(message) for message in told]
         for pause in _pauses():
             count = sum(not run.state.ended for run in runs)
             others = [run.id for run in runs if not is_so(run)]
-            if not others:
+            waits = f"waits for {counted(len(others), 'run')} {what}" if others else ""
+            attempt.reach(Stage.ACCEPTED, waits, count=count, runs=runs)
+            self._refuse_ended(runs)
+            try:
+                hindrance = await self._hindrance(agent, attempt.pod)
+            except UnavailableError as error:
+                hindrance = brief(error)
+            if not (hindrance or waits):
                 attempt.reach(self._effect, count=count, runs=runs)
                 return
-            waits = f"waits for {counted(len(others), 'run')} {what}"
-            attempt.reach(Stage.ACCEPTED, waits, count=count, runs=runs)
+            attempt.wait(hindrance or waits)
             if self._order.until is Stage.ACCEPTED:
                 return
             await asyncio.sleep(pause)
             try:
                 runs = [run if is_so(run) else await self._run(agent, run.id) for run in runs]
+            except NotFoundError as error:
+                raise await self._since(attempt.pod, error) from None
             except UnavailableError as error:
-                attempt.wait(str(error))
+                attempt.wait(brief(error))
+
+    def _refuse_ended(self, runs: Sequence[Run]) -> None:
+        """PreconditionError if the one that is meant has ended, other than by a cancel as is asked for."""
+        for run in runs if self._order.run_id else ():
+            is_cancelled = run.status is Status.CANCELLED and self._order.verb is Verb.CANCEL
+            if run.state.ended and not is_cancelled:
+                raise PreconditionError(f"it has already ended: {run.status or run.state}")
+
+    async def _hindrance(self, agent: AgentServiceAsyncStub, pod: Pod) -> str:
+        """What of the whole agent keeps a verb from being in effect that may be so of its runs."""
+        order = self._order
+        if order.verb is Verb.RESUME and order.run_id:
+            return "the whole agent is paused" if (await self._condition(agent)).paused else ""
+        if order.verb is Verb.PAUSE and not order.run_id and order.until > Stage.ACCEPTED:
+            condition = await self._condition(agent)
+            if condition.draining:
+                raise PreconditionError("it drains")
+            if not condition.paused:
+                raise await self._since(pod, ConflictError("the pause was taken back"))
+        return ""
+
+    async def _since(self, pod: Pod, error: MeshError) -> MeshError:
+        """The error of a process that does not know what it was told, unless that was another one."""
+        return error if await self._is_as_found(pod) else ExitedError("its process has ended since")
 
     # --- Asking ---
 

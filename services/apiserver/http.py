@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
@@ -49,6 +50,7 @@ from .wire import statuses_to_pb
 
 MAX_BODY_BYTES = 64 * 1024
 AT_ONCE = 128
+SHARE = 32  # of these, for one caller
 _READING_SECONDS = 10.0
 _WHO_SECONDS = 10.0
 _LEFT = 499  # no server says it: for the line of the log
@@ -56,7 +58,7 @@ _MARGIN_SECONDS = 5.0  # for what is not the agents' time
 _STATUS_SECONDS = 10.0
 _BASE = f"/apis/{discovery.GROUP_VERSION}"
 _STAGES = {"accepted": Stage.ACCEPTED, "in-effect": Stage.IN_EFFECT, "finished": Stage.FINISHED}
-_QUERIES = {"dryRun", "timeout", "pod", "pretty", "fieldManager", "fieldValidation"}
+_QUERIES = {"dryRun", "timeout", "pretty", "fieldManager", "fieldValidation"}
 _PIECE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _ANY = ("*/*", "application/*", "application/json")
@@ -93,7 +95,7 @@ async def serve_edge(
         following = asyncio.create_task(callers.run())
         try:
             async with edge(
-                Api(management, callers, at_once=AT_ONCE).app(),
+                Api(management, callers, at_once=AT_ONCE, share=SHARE).app(),
                 identity,
                 host=settings.host,
                 port=settings.edge_port,
@@ -113,22 +115,24 @@ class Terms(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     """The body of a verb; all of it may be missing."""
 
     reason: str = ""
-    deadline: str = ""
+    deadline: str | None = None
     until: Literal["accepted", "in-effect", "finished"] = "accepted"
-    pod: str = ""
-    run: str = ""
+    pod: str | None = None
+    run: str | None = None
     undo: bool = False
-    grace: str = ""
+    grace: str | None = None
 
 
 class Api:
-    """The routes. At most so many requests are at work at once, and each for so long as its caller waits."""
+    """The routes. At most so many requests are at work at once, of one caller at most its share, and each for
+    so long as that waits."""
 
-    def __init__(self, management: Manages, callers: Callers, *, at_once: int) -> None:
+    def __init__(self, management: Manages, callers: Callers, *, at_once: int, share: int) -> None:
         self._management = management
         self._callers = callers
         self._at_once = at_once
-        self._inside = 0
+        self._share = share
+        self._inside: Counter[str] = Counter()
 
     def app(self) -> Starlette:
         """The application."""
@@ -169,8 +173,8 @@ class Api:
 
     def _verb(self, kind: Kind, verb: Verb) -> _Endpoint:
         async def act(request: Request) -> Response:
-            with self._place():
-                bearer = await self._who(request)
+            bearer = await self._who(request)
+            with self._place(bearer):
                 terms = await _terms(request)
                 order = _order(verb, _target(request, kind, terms.pod), terms, request)
                 within = _within(request)
@@ -183,11 +187,11 @@ class Api:
 
     def _status(self, kind: Kind) -> _Endpoint:
         async def status(request: Request) -> Response:
-            with self._place():
-                bearer = await self._who(request)
-                _check_queries(request)
+            bearer = await self._who(request)
+            with self._place(bearer):
+                _check_queries(request, "pod")
                 await _body(request)
-                target = _target(request, kind, request.query_params.get("pod", ""))
+                target = _target(request, kind, request.query_params.get("pod"))
                 within = min(_within(request), _STATUS_SECONDS)
                 work = self._management.status(bearer, target, within=within)
                 pods = await _until_left(request, work, within + _MARGIN_SECONDS)
@@ -196,14 +200,16 @@ class Api:
         return status
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
-        if self._inside >= self._at_once:
+    def _place(self, bearer: Bearer) -> Iterator[None]:
+        who = bearer.username
+        if self._inside.total() >= self._at_once or self._inside[who] >= self._share:
             raise ExhaustedError("too many requests at once, try again")
-        self._inside += 1
+        self._inside[who] += 1
         try:
             yield
         finally:
-            self._inside -= 1
+            self._inside[who] -= 1
+            self._inside += Counter()  # forgets who has none
 
     async def _who(self, request: Request) -> Bearer:
         work = self._callers.bearer(request.scope["headers"], leaf(request.scope))
@@ -223,10 +229,17 @@ class _Endpoint(Protocol):
 # --- What is asked ---
 
 
-def _target(request: Request, kind: Kind, pod: str) -> Target:
+def _target(request: Request, kind: Kind, pod: str | None) -> Target:
     if b"%" in request.scope["raw_path"]:  # no name needs that, and a slash could hide there
         raise NotFoundError("no such path")
-    return Target(kind, request.path_params["namespace"], request.path_params["name"], pod)
+    return Target(kind, request.path_params["namespace"], request.path_params["name"], _some("pod", pod))
+
+
+def _some(field: str, text: str | None) -> str:
+    """InvalidError if it is empty: what an unset variable leaves behind does not mean all."""
+    if text == "":
+        raise InvalidError(violations={field: "is empty; absent it means all"})
+    return text or ""
 
 
 def _order(verb: Verb, target: Target, terms: Terms, request: Request) -> Order:
@@ -241,27 +254,27 @@ def _order(verb: Verb, target: Target, terms: Terms, request: Request) -> Order:
         dry_run="dryRun" in request.query_params,
         until=_STAGES[terms.until],
         deadline=DEFAULT_DEADLINE if deadline is None else deadline,
-        run_id=terms.run,
+        run_id=_some("run", terms.run),
         undo=terms.undo,
         grace=_duration("grace", terms.grace),
     )
 
 
-def _check_queries(request: Request) -> None:
+def _check_queries(request: Request, *more: str) -> None:
     """A misspelled dryRun is no order to act."""
-    if unknown := sorted(set(request.query_params) - _QUERIES):
+    if unknown := sorted(set(request.query_params) - _QUERIES - set(more)):
         raise InvalidError(violations=dict.fromkeys(unknown, "unknown query parameter"))
 
 
 def _within(request: Request) -> float:
-    asked = _duration("timeout", request.query_params.get("timeout", ""))
+    asked = _duration("timeout", request.query_params.get("timeout") or None)
     return asked.total_seconds() if asked else float("inf")
 
 
-def _duration(name: str, text: str) -> timedelta | None:
-    if not text:
+def _duration(name: str, text: str | None) -> timedelta | None:
+    if text is None:
         return None
-    if len(text) > 32 or _PIECE.sub("", text):
+    if not 0 < len(text) <= 32 or _PIECE.sub("", text):
         raise InvalidError(violations={name: "a duration such as 30s or 1m30s"})
     return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in _PIECE.findall(text)))
 

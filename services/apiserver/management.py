@@ -14,14 +14,14 @@ from libs.contract import checks
 from libs.contract.agent import Condition
 from libs.errors import DeadlineError, DeniedError, InternalError, MeshError, PreconditionError
 
-from .agents import Dial
+from .agents import Dial, brief
 from .exits import following
 from .fanout import FanOut, condition_of
 from .metrics import FAN_OUT_SECONDS, VERBS
 from .pods import Pod, find, is_as_found
 from .verbs import Order, Outcome, Report, Stage, Target, Verb, counted
 
-_STATUS = "status"
+STATUS = "status"
 _STATUS_SECONDS = 5.0  # for an agent to say what it is doing
 _ENDING = (Verb.DRAIN, Verb.CANCEL)
 """What still makes sense for a pod whose deletion has begun."""
@@ -41,7 +41,7 @@ class PodStatus:
     """Why not."""
 
 
-class _Note:
+class Note:
     """What an audit line will say of a call."""
 
     def __init__(self) -> None:
@@ -64,34 +64,34 @@ class Management:
         InvalidError; DeniedError; NotFoundError without such an object, pod or run; PreconditionError if no
         pod of it runs; DeadlineError if time was up before any pod was asked.
         """
-        order.check()
-        checks.run_id(order.run_id, may_be_empty=True)
-        ends_at = _now() + min(order.deadline.total_seconds(), within)
-        with self._audited(bearer, order.verb, order.target, _what(order), order.reason) as note:
+        with audited(bearer, order.verb, order.target, _what(order), order.reason) as note:
+            order.check()
+            checks.run_id(order.run_id, may_be_empty=True)
+            ends_at = _now() + min(order.deadline.total_seconds(), within)
             pods = await self._admitted(bearer, order.target, order.target.access(order.verb), ends_at, note)
             asked = [pod for pod in pods if pod.runs and (order.verb in _ENDING or not pod.is_going)]
             if not asked:
                 raise PreconditionError(_nobody(order.target, pods))
             report = Report(await self._fan_out(order, asked, ends_at), order.until)
-            note.outcome = "done" if report.is_done else "partial" if report.done else "failed"
-            note.counts = report.count
+            note.outcome, note.counts = report.word, report.count
             return report
 
     async def status(
         self, bearer: Bearer, target: Target, *, within: float = float("inf")
     ) -> Sequence[PodStatus]:
-        """What the target's pods are doing, by name, also those that do not run. DeniedError; NotFoundError;
-        DeadlineError."""
+        """What the target's pods are doing, by name, also those that do not run. InvalidError; DeniedError;
+        NotFoundError; DeadlineError."""
         ends_at = _now() + min(_STATUS_SECONDS, within)
-        with self._audited(bearer, _STATUS, target, _STATUS) as note:
-            pods = await self._admitted(bearer, target, target.access(_STATUS, "get"), ends_at, note)
+        with audited(bearer, STATUS, target, STATUS) as note:
+            target.check()
+            pods = await self._admitted(bearer, target, target.access(STATUS, "get"), ends_at, note)
             async with asyncio.TaskGroup() as group:
                 asked = [group.create_task(self._status(pod, ends_at)) for pod in pods]
             note.outcome, note.counts = "done", counted(len(pods), "pod")
             return [each.result() for each in asked]
 
     async def _admitted(
-        self, bearer: Bearer, target: Target, access: Access, ends_at: float, note: _Note
+        self, bearer: Bearer, target: Target, access: Access, ends_at: float, note: Note
     ) -> list[Pod]:
         """The target's pods, for who may do that to it."""
         try:
@@ -128,31 +128,30 @@ class Management:
         except DeadlineError:
             pass
         except MeshError as refused:
-            error = str(refused)
+            error = brief(refused)
         return PodStatus(pod.name, pod.uid, pod.phase, error=error)
 
-    @contextmanager
-    def _audited(
-        self, bearer: Bearer, verb: str, target: Target, what: str, reason: str = ""
-    ) -> Iterator[_Note]:
-        """One line and one count, however it ends."""
-        note = _Note()
-        try:
-            yield note
-        except MeshError as error:
-            note.outcome = error.reason.lower()
-            raise
-        finally:
-            VERBS.labels(verb, target.kind, note.outcome).inc()
-            audit.record(
-                f"management.{verb}",
-                who=bearer.username,
-                what=what,
-                target=str(target),
-                decision=note.decision,
-                outcome=f"{note.outcome}: {note.counts}" if note.counts else note.outcome,
-                reason=reason,
-            )
+
+@contextmanager
+def audited(bearer: Bearer, verb: str, target: Target, what: str, reason: str = "") -> Iterator[Note]:
+    """One line and one count of a call, however it ends."""
+    note = Note()
+    try:
+        yield note
+    except MeshError as error:
+        note.outcome = error.reason.lower()
+        raise
+    finally:
+        VERBS.labels(verb, target.kind, note.outcome).inc()
+        audit.record(
+            f"management.{verb}",
+            who=bearer.username,
+            what=what,
+            target=str(target),
+            decision=note.decision,
+            outcome=f"{note.outcome}: {note.counts}" if note.counts else note.outcome,
+            reason=reason,
+        )
 
 
 def _now() -> float:
@@ -171,8 +170,11 @@ def _what(order: Order) -> str:
 
 
 def _nobody(target: Target, pods: Sequence[Pod]) -> str:
+    nobody = f"{target} has no pod that runs"
+    if pods and all(pod.phase in ("Succeeded", "Failed") for pod in pods):
+        return f"{nobody}: all have ended ({counted(len(pods), 'pod')})"
     pending = sum(pod.phase == "Pending" for pod in pods)
-    return f"{target} has no pod that runs; {pending} pending, {len(pods)} in all"
+    return f"{nobody}; {pending} pending, {len(pods)} in all"
 
 
 def _refusal(bearer: Bearer, access: Access) -> str:

@@ -19,7 +19,7 @@ PATH = f"apis/{GROUP_VERSION}"
 Json = dict[str, Any]
 _Operation = Callable[[str, str, Sequence[Json], Json | None], Json]
 
-_RUN = {"run": {"type": "string", "description": "One run, wherever it is; empty: all."}}
+_RUN = {"run": {"type": "string", "description": "One run, wherever it is; absent: all."}}
 _COMMON: Json = {
     "reason": {
         "type": "string",
@@ -32,7 +32,7 @@ _COMMON: Json = {
         "enum": ["accepted", "in-effect", "finished"],
         "description": "How far each pod must have come before the answer.",
     },
-    "pod": {"type": "string", "description": "Only this pod; empty: all."},
+    "pod": {"type": "string", "description": "Only this pod; absent: all."},
 }
 _OWN: dict[Verb, Json] = {
     Verb.DRAIN: {"grace": {"type": "string", "description": "How long agents may take to finish."}},

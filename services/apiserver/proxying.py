@@ -30,9 +30,11 @@ from prometheus_client import Counter
 from libs.cluster import Bearer, Cluster, Object
 from libs.cluster.informer import Informer
 from libs.cluster.kinds import CONFIG_MAP
-from libs.errors import UnauthenticatedError, UnavailableError
+from libs.errors import ExhaustedError, UnauthenticatedError, UnavailableError
 
 NAMESPACE, NAME = "kube-system", "extension-apiserver-authentication"
+REVIEWS_AT_ONCE = 32
+"""Of tokens, which anybody may show."""
 
 _UNBELIEVED = Counter(
     "agentctl_apiserver_unauthenticated_total", "Requests to the aggregated API of nobody we know.", ("why",)
@@ -150,6 +152,7 @@ class Callers:
         self._changed = changed
         self._clock = clock
         self._proxy: FrontProxy | None = None
+        self._reviews = 0
         self._informer = Informer(cluster, CONFIG_MAP, NAMESPACE, name=NAME)
         self._informer.subscribe(self._take)
 
@@ -168,7 +171,7 @@ class Callers:
 
     async def bearer(self, headers: Headers, leaf: bytes | None) -> Bearer:
         """Who asks, given also the client's certificate, DER. UnauthenticatedError if nobody we know;
-        UnavailableError if it cannot be found out."""
+        UnavailableError if it cannot be found out; ExhaustedError if too many show tokens at once."""
         proxy = self._proxy
         prefixes = (*_USUAL, *(proxy.header_prefixes if proxy else ()))
         if any(name.decode("latin-1").startswith(prefixes) for name, _ in headers):
@@ -178,7 +181,16 @@ class Callers:
         with _UNBELIEVED.labels("token").count_exceptions(UnauthenticatedError):
             if kind.lower() != "bearer" or not token.strip():
                 raise UnauthenticatedError("neither a front proxy's certificate nor a bearer token")
-            return await self._cluster.review_token(token.strip(), "")
+            return await self._reviewed(token.strip())
+
+    async def _reviewed(self, token: str) -> Bearer:
+        if self._reviews >= REVIEWS_AT_ONCE:
+            raise ExhaustedError("too many tokens at once, try again")
+        self._reviews += 1
+        try:
+            return await self._cluster.review_token(token, "")
+        finally:
+            self._reviews -= 1
 
     def _named(self, proxy: FrontProxy | None, headers: Headers, leaf: bytes | None) -> Bearer:
         if proxy is None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from agentctl.management.v1 import management_service_pb2 as pb
 from agentctl.management.v1 import management_service_pb2_grpc as pb_grpc
 from libs.cluster import Bearer
 from libs.cluster.bearers import bearer_of
-from libs.errors import NotFoundError
+from libs.errors import MeshError, NotFoundError
 from libs.rpc.call import Call
 
 from . import wire
-from .management import Management
-from .verbs import Target, Verb
+from .management import STATUS, Management, audited
+from .verbs import Verb
 
 _MARGIN = 0.2  # seconds before the caller's deadline in which the answer has to leave
 
@@ -38,22 +41,29 @@ class ManagementServer(pb_grpc.ManagementServiceServicer):
         return pb.ResumeResponse(report=await self._act(Verb.RESUME, request, context))
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: object) -> pb.GetStatusResponse:
-        target = wire.target_from_pb(request.target)
-        bearer = _bearer(target, context)
+        with _admitted(STATUS, request.target, context) as bearer:
+            target = wire.target_from_pb(request.target)
         return wire.statuses_to_pb(await self._management.status(bearer, target, within=_within(context)))
 
     async def _act(self, verb: Verb, request: wire.VerbRequest, context: object) -> pb.Report:
-        order = wire.order_from_pb(verb, request)
-        bearer = _bearer(order.target, context)
+        with _admitted(verb, request.target, context) as bearer:
+            order = wire.order_from_pb(verb, request)
         return wire.report_to_pb(await self._management.act(bearer, order, within=_within(context)))
 
 
-def _bearer(target: Target, context: object) -> Bearer:
-    """Who calls, to RBAC."""
+@contextmanager
+def _admitted(verb: str, said: pb.Target, context: object) -> Iterator[Bearer]:
+    """Who calls, to RBAC, while the block reads what it asks for. A refusal is audited."""
     caller = Call.of(context).caller
-    if caller.namespace not in ("", target.namespace):
-        raise NotFoundError(f"no such object: {target}")
-    return bearer_of(caller)
+    bearer, target = bearer_of(caller), wire.named(said)
+    try:
+        wire.target_from_pb(said).check()
+        if caller.namespace not in ("", target.namespace):
+            raise NotFoundError(f"no such object: {target}")
+        yield bearer
+    except MeshError:
+        with audited(bearer, verb, target, verb):
+            raise
 
 
 def _within(context: object) -> float:

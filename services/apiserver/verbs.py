@@ -15,6 +15,7 @@ GROUP = "management.agentctl.dev"
 DEFAULT_DEADLINE = timedelta(seconds=30)
 SHORTEST_DEADLINE, LONGEST_DEADLINE = timedelta(seconds=1), timedelta(hours=1)
 MAX_REASON_BYTES = 1024
+MAX_NAME = 253  # letters, of any name in Kubernetes
 
 
 class Verb(StrEnum):
@@ -61,6 +62,19 @@ class Target:
         """What a SubjectAccessReview asks of who wants it."""
         return Access(verb, GROUP, self.kind, self.namespace, self.name, subresource)
 
+    def check(self) -> None:
+        """InvalidError names what is wrong."""
+        if wrong := self.violations():
+            raise InvalidError(violations=wrong)
+
+    def violations(self) -> dict[str, str]:
+        """What is wrong, by field."""
+        names = {"namespace": self.namespace, "name": self.name, "pod": self.pod}
+        wrong = {
+            field: f"at most {MAX_NAME} letters" for field, name in names.items() if len(name) > MAX_NAME
+        }
+        return wrong | {field: "is required" for field in ("namespace", "name") if not names[field]}
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -81,10 +95,7 @@ class Order:
 
     def check(self) -> None:
         """InvalidError names what is wrong."""
-        wrong: dict[str, str] = {}
-        for name, value in (("namespace", self.target.namespace), ("name", self.target.name)):
-            if not value:
-                wrong[name] = "is required"
+        wrong = self.target.violations()
         if len(self.reason.encode()) > MAX_REASON_BYTES:
             wrong["reason"] = f"at most {MAX_REASON_BYTES} bytes"
         if self.until < Stage.ACCEPTED:
@@ -136,6 +147,15 @@ class Report:
     def is_done(self) -> bool:
         """Whether all of them did."""
         return self.done == len(self.outcomes)
+
+    @property
+    def word(self) -> str:
+        """All of it in a word: done, partial, late if none came so far and not all have failed, or failed."""
+        if self.is_done:
+            return "done"
+        if self.done:
+            return "partial"
+        return "failed" if all(each.stage is Stage.FAILED for each in self.outcomes) else "late"
 
     @property
     def count(self) -> str:

@@ -16,10 +16,10 @@ VerbRequest = pb.DrainRequest | pb.LameDuckRequest | pb.CancelRequest | pb.Pause
 
 
 def order_from_pb(verb: Verb, request: VerbRequest) -> Order:
-    """What a request of that verb asks for. InvalidError."""
+    """What a request of that verb asks for. InvalidError if no order can say it."""
     terms = request.terms
     deadline = checks.span(terms, "deadline")
-    order = Order(
+    return Order(
         verb,
         target_from_pb(request.target),
         reason=terms.reason,
@@ -30,14 +30,17 @@ def order_from_pb(verb: Verb, request: VerbRequest) -> Order:
         undo=getattr(request, "undo", False),
         grace=checks.span(request, "grace") if verb is Verb.DRAIN else None,
     )
-    order.check()
-    return order
 
 
 def target_from_pb(target: pb.Target) -> Target:
     """Whom a call means. InvalidError."""
     if bool(target.agent) == bool(target.fleet):
         raise InvalidError(violations={"target": "exactly one of agent and fleet"})
+    return named(target)
+
+
+def named(target: pb.Target) -> Target:
+    """The same, of one that may make no sense."""
     kind = Kind.AGENT if target.agent else Kind.FLEET
     return Target(kind, target.namespace, target.agent or target.fleet, target.pod)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .output import Exit, FailedError
 from .reach import cluster_at, component_at, default_kubeconfig
-from .session import Settings
+from .session import Settings, failed
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _MARGIN_SECONDS = 5.0  # for the way there and back, and for the reviews
 _STATUS_SECONDS = 30.0
 _INCOMPLETE = (207, 502, 504)
+_NAMED = 3  # pods that a line names; the table has all
+_GOES_ON = "what agents may have accepted goes on, see `agentctl status`"
 _ABSENT = (
     "the cluster has no management API now: is agentctl installed, and its apiserver up? "
     "(see `kubectl get apiservice v1alpha1.management.agentctl.dev`)"
@@ -54,7 +56,7 @@ class Subject:
     namespace: str
     name: str
     is_fleet: bool
-    pod: str = ""
+    pod: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Order:
     deadline: timedelta
     reason: str = ""
     dry_run: bool = False
-    run: str = ""
+    run: str | None = None
     undo: bool = False
     grace: timedelta | None = None
 
@@ -128,11 +130,13 @@ class Management(abc.ABC):
 class Service(Management):
     """A ManagementService."""
 
-    def __init__(self, stub: ManagementServiceAsyncStub) -> None:
+    def __init__(self, stub: ManagementServiceAsyncStub, where: str) -> None:
         self._stub = stub
+        self._where = where
 
     async def do(self, order: Order) -> Answer:
         from agentctl.management.v1 import management_service_pb2 as pb
+        from libs.errors import DeadlineError, UnreachableError
 
         terms = pb.Terms(
             reason=order.reason, dry_run=order.dry_run, until=pb.Stage.Value(f"STAGE_{order.until.name}")
@@ -146,7 +150,12 @@ class Service(Management):
             request.undo = True
         if order.grace is not None:
             request.grace.FromTimedelta(order.grace)
-        report = (await getattr(self._stub, rpc)(request, timeout=order.seconds)).report
+        try:
+            report = (await getattr(self._stub, rpc)(request, timeout=order.seconds)).report
+        except (DeadlineError, UnreachableError) as error:
+            said = failed(error, self._where)
+            why = f"{said} ({_GOES_ON})" if said.code is Exit.UNAVAILABLE else f"{said}"
+            raise FailedError(why, said.code) from error
         done, count = report.done_count, len(report.outcomes)
         return Answer(report.outcomes, 0 < count == done, report, _summary(order, report))
 
@@ -183,8 +192,8 @@ class Aggregated(Management):
             return Answer(outcomes, code == 200, answer, _message(answer))
         if code == 504:
             raise FailedError(
-                f"{self._where}: no answer in time: {_message(answer)} (what agents accepted goes on, see "
-                "`agentctl status`; an API server lets requests last a minute, --address as long as you say)",
+                f"{self._where}: no answer in time: {_message(answer)} ({_GOES_ON}; "
+                "an API server lets requests last a minute, --address as long as you say)",
                 Exit.UNAVAILABLE,
             )
         raise self._refusal(code, answer)
@@ -243,14 +252,14 @@ async def open_management(settings: Settings, way: Way) -> AsyncIterator[Managem
         from libs.mesh import APISERVER
 
         async with component_at(settings, APISERVER, where) as channel:
-            yield Service(ManagementServiceStub(channel))
+            yield Service(ManagementServiceStub(channel), where)
 
 
 def _target(subject: Subject) -> pb.Target:
     from agentctl.management.v1 import management_service_pb2 as pb
 
     kind = "fleet" if subject.is_fleet else "agent"
-    return pb.Target(namespace=subject.namespace, pod=subject.pod, **{kind: subject.name})
+    return pb.Target(namespace=subject.namespace, pod=subject.pod or "", **{kind: subject.name})
 
 
 def _path(subject: Subject, subresource: str) -> str:
@@ -282,11 +291,13 @@ def _summary(order: Order, report: pb.Report) -> str:
     goal = pb.Stage.Value(f"STAGE_{order.until.name}")
     undone = [each for each in report.outcomes if each.stage < goal and each.stage != pb.STAGE_WOULD]
     failed = [each for each in undone if each.stage == pb.STAGE_FAILED]
+    reached = min((each.stage for each in report.outcomes if each not in undone), default=goal)
     count = len(report.outcomes)
-    words = order.words(pb.STAGE_WOULD if order.dry_run else goal)
-    line = f"{report.done_count} of {count} pod{'s' * (count != 1)} {words}"
+    line = f"{report.done_count} of {count} pod{'s' * (count != 1)} {order.words(reached)}"
     if failed:
-        line += f"; {len(failed)} failed: " + "; ".join(f"{each.pod}: {why(each)}" for each in failed)
+        named = [f"{each.pod}: {each.reason or each.message}" for each in failed[:_NAMED]]
+        more = [f"and {len(failed) - _NAMED} more"] * (len(failed) > _NAMED)
+        line += f"; {len(failed)} failed: {'; '.join([*named, *more])}"
     if late := len(undone) - len(failed):
         line += f"; {late} not yet"
     return line

@@ -18,14 +18,28 @@ from .output import Exit, FailedError, Format, emit, one_line, one_line_errors, 
 from .session import FormatOption, Settings, StateDirOption, TlsDirOption
 
 if TYPE_CHECKING:
+    from agentctl.agent.v1 import run_pb2
     from agentctl.management.v1 import management_service_pb2 as pb
 
 _Answer = TypeVar("_Answer")
 _SHORTEST, _LONGEST = timedelta(seconds=1), timedelta(hours=1)
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="An Agent; or agent/NAME, fleet/NAME.")]
+
+def _some(text: str) -> str:
+    """What an unset variable leaves behind does not mean all."""
+    if not text:
+        raise typer.BadParameter("it is empty")
+    return text
+
+
+NameArgument = Annotated[
+    str, typer.Argument(parser=_some, metavar="NAME", help="An Agent; or agent/NAME, fleet/NAME.")
+]
 FleetOption = Annotated[bool, typer.Option("--fleet", help="NAME is an AgentFleet: all of its pods.")]
-PodOption = Annotated[str, typer.Option("--pod", metavar="POD", help="Only this pod of it.")]
+PodOption = Annotated[
+    str | None,
+    typer.Option("--pod", parser=_some, metavar="POD", show_default=False, help="Only this pod of it."),
+]
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the audit line.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Check everything, ask no agent.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="The same as --until finished.")]
@@ -36,7 +50,11 @@ UntilOption = Annotated[
 DeadlineOption = Annotated[
     timedelta, typer.Option(parser=durations.option, metavar="DURATION", help="For all of it, 1s to 1h.")
 ]
-RunOption = Annotated[str, typer.Option("--run", metavar="ID", help="Only this run, wherever it is.")]
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", parser=_some, metavar="ID", show_default=False,
+                 help="Only this run, wherever it is. `agentctl status` names them."),
+]  # fmt: skip
 UndoOption = Annotated[bool, typer.Option("--undo", help="Be ready again.")]
 GraceOption = Annotated[
     timedelta | None,
@@ -44,8 +62,9 @@ GraceOption = Annotated[
                  help="How long agents may finish. Default, and most: each its own drain timeout."),
 ]  # fmt: skip
 ManagementOption = Annotated[
-    str,
-    typer.Option("--address", metavar="HOST:PORT", rich_help_panel="Connection", show_default=False,
+    str | None,
+    typer.Option("--address", parser=_some, metavar="HOST:PORT", rich_help_panel="Connection",
+                 show_default=False,
                  help="A ManagementService. Default: of the plane that runs here."),
 ]  # fmt: skip
 
@@ -59,7 +78,7 @@ class _Verb:
     own: dict[str, tuple[object, object]] = field(default_factory=dict)
 
 
-_RUN: dict[str, tuple[object, object]] = {"run": (RunOption, "")}
+_RUN: dict[str, tuple[object, object]] = {"run": (RunOption, None)}
 _VERBS = (
     _Verb(
         "drain",
@@ -131,7 +150,7 @@ def _parameters(verb: _Verb) -> list[inspect.Parameter]:
         "name": (NameArgument, inspect.Parameter.empty),
         "namespace": (NamespaceOption, "default"),
         "fleet": (FleetOption, False),
-        "pod": (PodOption, ""),
+        "pod": (PodOption, None),
         **verb.own,
         "reason": (ReasonOption, ""),
         "dry_run": (DryRunOption, False),
@@ -139,7 +158,7 @@ def _parameters(verb: _Verb) -> list[inspect.Parameter]:
         "until": (UntilOption, None),
         "deadline": (DeadlineOption, "30s"),
         "format_": (FormatOption, Format.TABLE),
-        "address": (ManagementOption, ""),
+        "address": (ManagementOption, None),
         "kubeconfig": (KubeconfigOption, None),
         "context": (ContextOption, ""),
         "tls_dir": (TlsDirOption, None),
@@ -159,12 +178,12 @@ def _act(
     name: str,
     namespace: str,
     fleet: bool,
-    pod: str,
+    pod: str | None,
     wait: bool,
     until: Until | None,
     deadline: timedelta,
     format_: Format,
-    address: str,
+    address: str | None,
     kubeconfig: Path | None,
     context: str,
     tls_dir: Path | None,
@@ -197,9 +216,9 @@ def status(
     name: NameArgument,
     namespace: NamespaceOption = "default",
     fleet: FleetOption = False,
-    pod: PodOption = "",
+    pod: PodOption = None,
     format_: FormatOption = Format.TABLE,
-    address: ManagementOption = "",
+    address: ManagementOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = "",
     tls_dir: TlsDirOption = None,
@@ -216,12 +235,16 @@ def status(
         if format_ is Format.JSON:
             emit(found)
         else:
-            show(
-                ["POD", "PHASE", "READY", "STATE", ">RUNS", ">FREE", ">UP", "MESSAGE"], map(_row, found.pods)
-            )
+            columns = ["POD", "PHASE", "READY", "STATE", ">RUNS", ">FREE", ">UP", "MESSAGE"]
+            show(columns, map(_row, found.pods))
+            if runs := [_run(pod, run) for pod in found.pods for run in pod.status.runs]:
+                typer.echo()
+                show(["RUN", "POD", "STATE", ">AGE", "ACTIVITY"], runs)
 
 
-def _subject(name: str, namespace: str, fleet: bool, pod: str) -> Subject:
+def _subject(name: str, namespace: str, fleet: bool, pod: str | None) -> Subject:
+    if not namespace:
+        raise FailedError("--namespace is empty", Exit.USAGE)
     if "/" not in name:
         return Subject(namespace, name, fleet, pod)
     from libs.cluster.kinds import AGENT, AGENT_FLEET
@@ -237,7 +260,7 @@ class _Connection:
     """The options that say whom to call, and as whom."""
 
     ctx: typer.Context
-    address: str
+    address: str | None
     kubeconfig: Path | None
     context: str
     tls_dir: Path | None
@@ -280,7 +303,8 @@ def _row(pod: pb.PodStatus) -> list[object]:
     if not pod.HasField("status"):
         return [pod.pod, pod.phase, "", "", "", "", "", pod.error]
     said = pod.status
-    state = {"draining": said.draining, "paused": said.paused, "lame duck": said.lame_duck}
+    paused = "pausing" if any(_state(run) == "working" for run in said.runs) else "paused"
+    state = {"draining": said.draining, paused: said.paused, "lame duck": said.lame_duck}
     return [
         pod.pod,
         pod.phase,
@@ -291,3 +315,14 @@ def _row(pod: pb.PodStatus) -> list[object]:
         durations.span(said.uptime.ToTimedelta().total_seconds()),
         said.not_ready_reason,
     ]
+
+
+def _run(pod: pb.PodStatus, run: run_pb2.Run) -> list[object]:
+    age = durations.span(run.age.ToTimedelta().total_seconds())
+    return [run.id, pod.pod, _state(run), age, run.activity]
+
+
+def _state(run: run_pb2.Run) -> str:
+    from agentctl.agent.v1 import run_pb2
+
+    return run_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_").lower()

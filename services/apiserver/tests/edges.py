@@ -118,21 +118,26 @@ def config(ca: Ca | None, **data: Any) -> dict[str, Any]:
 
 
 class Kube:
-    """A local home that believes the token `good`, and says what was reviewed."""
+    """A local home that believes the token `good`, or `good NAME`, and says what was reviewed."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self.tokens: list[tuple[str, str]] = []
         self.accesses: list[Any] = []
+        self.review: asyncio.Event | None = None
+        """Tokens are reviewed when it is set."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     async def review_token(self, token: str, audience: str) -> Bearer:
         self.tokens.append((token, audience))
-        if token != "good":
+        if self.review:
+            await self.review.wait()
+        word, _, name = token.partition(" ")
+        if word != "good":
             raise UnauthenticatedError("the token is not valid")
-        return Bearer("system:serviceaccount:demo:ci", ("system:authenticated",))
+        return Bearer(f"system:serviceaccount:demo:{name or 'ci'}", ("system:authenticated",))
 
     async def review_access(self, bearer: Bearer, access: Any) -> bool:
         self.accesses.append((bearer, access))

@@ -123,7 +123,14 @@ async def test_a_dry_run_and_a_timeout_are_in_the_query(edge, management):
 
 @pytest.mark.parametrize(
     ("query", "field"),
-    [("dryRun=None", "dryRun"), ("dryRun=", "dryRun"), ("dryrun=All", "dryrun"), ("timeout=soon", "timeout")],
+    [
+        ("dryRun=None", "dryRun"),
+        ("dryRun=", "dryRun"),
+        ("dryrun=All", "dryrun"),
+        ("timeout=soon", "timeout"),
+        ("pod=writer-0", "pod"),
+        ("run=r-1", "run"),
+    ],
 )
 async def test_a_query_that_nobody_understands_is_no_order(edge, management, query, field):
     said = await post(edge, f"{DRAIN}?{query}")
@@ -144,6 +151,10 @@ async def test_a_query_that_nobody_understands_is_no_order(edge, management, que
         (b"\xff", 400),
         (b'{"deadline": "soon"}', 422),
         (b'{"grace": "-1s"}', 422),
+        (b'{"grace": ""}', 422),
+        (b'{"deadline": ""}', 422),
+        (b'{"pod": ""}', 422),
+        (b'{"run": ""}', 422),
         (b'{"deadline": "999999999h999999999h999999999h9h9h"}', 422),
     ],
 )
@@ -290,13 +301,21 @@ async def test_a_status_is_asked_for_with_get(edge, management, version):
     assert target == Target(Kind.FLEET, "demo", "crew", "crew-0")
 
 
+async def test_the_status_of_an_empty_pod_is_not_that_of_all(edge, management):
+    said = await ask(edge, "GET", f"{BASE}/namespaces/demo/agentfleets/crew/status?pod=", TOKEN)
+    assert (said.code, management.asked) == (422, [])
+
+
 async def test_probes_need_no_name(edge):
     for path in ("/healthz", "/livez"):
         assert (await ask(edge, "GET", path)).body == b"ok"
 
 
-async def test_more_at_once_than_the_limit_is_told_to_come_again(tmp_path, kube, management, monkeypatch):
-    monkeypatch.setattr(http, "AT_ONCE", 2)
+async def test_more_at_once_than_its_share_is_told_to_come_again_and_costs_others_nothing(
+    tmp_path, kube, management, monkeypatch
+):
+    monkeypatch.setattr(http, "AT_ONCE", 3)
+    monkeypatch.setattr(http, "SHARE", 2)
     management.hold = asyncio.Event()
     async with served(Mesh(tmp_path), kube, management) as edge, asyncio.TaskGroup() as group:
         held = [group.create_task(post(edge)) for _ in range(2)]
@@ -304,6 +323,9 @@ async def test_more_at_once_than_the_limit_is_told_to_come_again(tmp_path, kube,
         said = await post(edge)
         assert (said.code, said.json["reason"]) == (429, "TooManyRequests")
         assert said.headers["retry-after"] == "1"
+        held.append(group.create_task(post(edge, Authorization="Bearer good bob")))
+        await asked(management, 3)
+        assert (await post(edge, Authorization="Bearer good eve")).code == 429
         assert (await ask(edge, "GET", "/livez")).code == 200
         management.hold.set()
         assert {(await each).code for each in held} == {200}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from itertools import count
@@ -17,6 +17,7 @@ from libs import audit
 from libs.cluster import Access, Bearer
 from libs.contract.agent import Draining
 from libs.contract.run import Run, State, Trigger
+from libs.contract.statuses import Status
 from libs.errors import (
     DeniedError,
     InvalidError,
@@ -130,8 +131,26 @@ async def test_an_undo_that_is_asked_to_wait_waits_until_the_agent_is_ready(worl
     waited = await management.act(
         bearer, order(Verb.LAME_DUCK, Kind.AGENT, "writer", until=Stage.IN_EFFECT, **undo)
     )
-    assert [each.stage for each in waited.outcomes] == [Stage.ACCEPTED]
+    why = "it is not ready yet: warming up"
+    assert [(each.stage, each.message) for each in waited.outcomes] == [(Stage.ACCEPTED, why)]
     assert not waited.is_done
+
+
+async def test_an_undo_does_not_wait_for_an_agent_that_drains(world: World):
+    _, agent = await world.running(await world.agent(), "writer")
+    agent.ready_at_once = False
+    reports = []
+
+    async def undo() -> None:
+        wanted = order(Verb.LAME_DUCK, Kind.AGENT, "writer", undo=True, until=Stage.IN_EFFECT)
+        reports.append(await world.management.act(world.bearer(), wanted))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(undo)
+        await agent.called.wait()
+        await agent.drain(None)
+    (outcome,) = reports[0].outcomes
+    assert (outcome.stage, outcome.message) == (Stage.FAILED, "it drains")
 
 
 async def test_a_cancel_ends_the_runs_and_tells_the_agent_why(world: World):
@@ -186,6 +205,40 @@ async def test_a_pause_in_effect_waits_for_the_runs_to_come_to_a_step(world: Wor
     (outcome,) = reports[0].outcomes
     assert outcome.stage is Stage.IN_EFFECT
     assert [each.state for each in outcome.runs] == [State.PAUSED]
+
+
+@pytest.mark.parametrize(
+    ("happens", "reason", "message"),
+    [
+        ("resume", "CONFLICT", "the pause was taken back"),
+        ("restart", "EXITED", "its process has ended since"),
+        ("drain", "PRECONDITION", "it drains"),
+    ],
+)
+async def test_a_pause_that_waits_notices_that_it_is_one_no_more(
+    world: World, happens: str, reason: str, message: str
+):
+    pod, agent = await world.running(await world.agent(), "writer")
+    agent.holds_at_once = False
+    await agent.put(run("item-1"))
+    reports = []
+
+    async def pause() -> None:
+        wanted = order(Verb.PAUSE, Kind.AGENT, "writer", until=Stage.IN_EFFECT)
+        reports.append(await world.management.act(world.bearer(), wanted))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(pause)
+        await agent.called.wait()
+        if happens == "restart":
+            await world.exits(pod, 0)
+        if happens == "drain":
+            await agent.drain(None)
+        else:
+            await agent.resume("")
+        await agent.end("item-1", Status.DRAINED)
+    (outcome,) = reports[0].outcomes
+    assert (outcome.stage, outcome.reason, outcome.message) == (Stage.FAILED, reason, message)
 
 
 @pytest.mark.parametrize("verb", ALL)
@@ -256,6 +309,16 @@ async def test_a_drain_that_nobody_answered_does_not_end_the_next_process(world:
     report = await management.act(world.bearer(), order(Verb.DRAIN, Kind.AGENT, "writer"))
     (outcome,) = report.outcomes
     assert (outcome.stage, outcome.reason) == (Stage.FAILED, "EXITED")
+    assert agent.asked == []
+
+
+async def test_a_drain_that_another_one_was_faster_than_is_finished_too(world: World):
+    pod, agent = await world.running(await world.agent(), "writer")
+    management = Management(world.cluster, stalling(world, lambda: world.exits(pod, 0)))
+    report = await management.act(
+        world.bearer(), order(Verb.DRAIN, Kind.AGENT, "writer", until=Stage.FINISHED)
+    )
+    assert [each.stage for each in report.outcomes] == [Stage.FINISHED]
     assert agent.asked == []
 
 
@@ -348,13 +411,69 @@ async def test_a_run_is_where_it_is_under_way_though_another_pod_remembers_it(wo
     assert second.run("item-1").state is State.PAUSED
 
 
-async def test_a_run_that_has_ended_stays_as_it_is(world: World):
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("verb", [Verb.CANCEL, Verb.PAUSE, Verb.RESUME])
+async def test_a_run_that_has_ended_stays_as_it_is_and_that_is_no_success(
+    world: World, verb: Verb, dry_run: bool
+):
     _, agent = await world.running(await world.fleet(), "workers", fleet="workers")
-    await agent.put(run("item-1", State.COMPLETED))
+    await agent.put(run("item-1"))
+    await agent.end("item-1", Status.COMPLETED)
     report = await world.management.act(
-        world.bearer(), order(Verb.CANCEL, Kind.FLEET, "workers", run_id="item-1")
+        world.bearer(), order(verb, Kind.FLEET, "workers", run_id="item-1", dry_run=dry_run)
     )
-    assert [each.runs[0].state for each in report.outcomes] == [State.COMPLETED]
+    (outcome,) = report.outcomes
+    assert (outcome.stage, outcome.reason) == (Stage.FAILED, "PRECONDITION")
+    assert outcome.message == "it has already ended: completed"
+    assert [each.state for each in outcome.runs] == [State.COMPLETED]
+    assert agent.asked == []
+
+
+async def test_a_run_may_be_cancelled_twice(world: World):
+    _, agent = await world.running(await world.fleet(), "workers", fleet="workers")
+    await agent.put(run("item-1"))
+    for _ in range(2):
+        report = await world.management.act(
+            world.bearer(), order(Verb.CANCEL, Kind.FLEET, "workers", run_id="item-1")
+        )
+        assert report.is_done
+
+
+async def test_a_run_that_ends_before_it_holds_is_not_said_to_be_paused(world: World):
+    _, agent = await world.running(await world.agent(), "writer")
+    agent.holds_at_once = False
+    await agent.put(run("item-1"))
+    reports = []
+
+    async def pause() -> None:
+        wanted = order(Verb.PAUSE, Kind.AGENT, "writer", run_id="item-1", until=Stage.IN_EFFECT)
+        reports.append(await world.management.act(world.bearer(), wanted))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(pause)
+        await agent.called.wait()
+        await agent.end("item-1", Status.DRAINED)
+    (outcome,) = reports[0].outcomes
+    assert (outcome.reason, outcome.message) == ("PRECONDITION", "it has already ended: drained")
+
+
+@pytest.mark.parametrize("until", [Stage.ACCEPTED, Stage.IN_EFFECT])
+async def test_a_run_of_an_agent_that_is_paused_does_not_go_on_by_itself(world: World, until: Stage):
+    _, agent = await world.running(await world.agent(), "writer")
+    agent.holds_at_once = False
+    await agent.put(run("item-1"))
+    await agent.pause("", timedelta(0))
+
+    async def stay(run_id: str) -> Sequence[Run]:
+        return [agent.run(run_id)]
+
+    agent.resume = stay  # type: ignore[method-assign]
+    report = await world.management.act(
+        world.bearer(),
+        order(Verb.RESUME, Kind.AGENT, "writer", run_id="item-1", until=until, deadline=SHORT),
+    )
+    (outcome,) = report.outcomes
+    assert (outcome.stage, outcome.message) == (Stage.ACCEPTED, "the whole agent is paused")
 
 
 # --- Whom it means ---
@@ -365,6 +484,12 @@ async def test_no_pod_that_runs_is_an_error_that_says_so(world: World):
     for phase in ("Pending", "Pending", "Succeeded"):
         await world.pod(workload, "writer", phase=phase)
     with pytest.raises(PreconditionError, match="no pod that runs; 2 pending, 3 in all"):
+        await world.management.act(world.bearer(), order(Verb.DRAIN, Kind.AGENT, "writer"))
+
+
+async def test_what_has_ended_is_said_to_have(world: World):
+    await world.pod(await world.agent(), "writer", phase="Succeeded")
+    with pytest.raises(PreconditionError, match=r"no pod that runs: all have ended \(1 pod\)"):
         await world.management.act(world.bearer(), order(Verb.DRAIN, Kind.AGENT, "writer"))
 
 
@@ -487,13 +612,43 @@ async def test_a_dry_run_reaches_the_agents_and_asks_none_of_them_to_do_anything
         (Verb.DRAIN, {"deadline": timedelta(hours=2)}, "deadline"),
         (Verb.DRAIN, {"run_id": "item-1"}, "run_id"),
         (Verb.CANCEL, {"run_id": "no such/id"}, "run_id"),
+        (Verb.CANCEL, {"pod": "x" * 254}, "pod"),
     ],
 )
-async def test_a_wrong_order_is_refused_before_anybody_is_asked(
-    world: World, verb: Verb, rest: dict[str, Any], word: str
+async def test_a_wrong_order_is_refused_before_anybody_is_asked_and_audited(
+    world: World, caplog: pytest.LogCaptureFixture, verb: Verb, rest: dict[str, Any], word: str
 ):
-    with pytest.raises(InvalidError, match=word):
+    with caplog.at_level(logging.INFO, audit.LOGGER), pytest.raises(InvalidError, match=word):
         await world.management.act(world.bearer(), order(verb, Kind.AGENT, "writer", **rest))
+    assert [each.outcome for each in audited(caplog)] == ["invalid"]
+
+
+def audited(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    return [each for each in caplog.records if each.name == audit.LOGGER]
+
+
+async def test_a_pause_that_is_accepted_and_not_yet_in_effect_is_audited_as_late(
+    world: World, caplog: pytest.LogCaptureFixture
+):
+    _, agent = await world.running(await world.agent(), "writer")
+    agent.holds_at_once = False
+    await agent.put(run("item-1"))
+    with caplog.at_level(logging.INFO, audit.LOGGER):
+        await world.management.act(
+            world.bearer(),
+            order(Verb.PAUSE, Kind.AGENT, "writer", until=Stage.IN_EFFECT, deadline=SHORT),
+        )
+    assert [each.outcome for each in audited(caplog)] == ["late: 0 of 1 pod"]
+
+
+async def test_a_dry_run_for_one_run_counts_that_run(world: World):
+    _, agent = await world.running(await world.agent(), "writer")
+    for name in ("item-1", "item-2"):
+        await agent.put(run(name))
+    report = await world.management.act(
+        world.bearer(), order(Verb.CANCEL, Kind.AGENT, "writer", run_id="item-1", dry_run=True)
+    )
+    assert [each.run_count for each in report.outcomes] == [1]
 
 
 # --- What is told of it ---
@@ -509,7 +664,7 @@ async def test_each_call_is_one_audit_line_and_one_count(world: World, caplog: p
             await world.management.act(
                 world.bearer("administrator/other.bob"), order(Verb.CANCEL, Kind.AGENT, "writer")
             )
-    lines: list[Any] = [each for each in caplog.records if each.name == audit.LOGGER]
+    lines = audited(caplog)
     assert [(each.event, each.who, each.target, each.decision, each.outcome) for each in lines] == [
         (
             "management.cancel", "system:serviceaccount:demo:ann", "demo/agents/writer", "allowed",
@@ -533,4 +688,4 @@ async def test_a_status_has_every_pod_and_why_one_could_not_be_asked(world: Worl
     assert [each.id for each in found[0].condition.runs] == ["item-1"]
     assert (found[1].condition, found[1].error) == (None, "it does not run")
     assert found[2].condition is None
-    assert found[2].error
+    assert found[2].error.startswith("ipv4:127.0.0.1:1: ")

@@ -13,6 +13,7 @@ from libs.cluster.kinds import CONFIG_MAP
 from libs.cluster.local import open_local
 from libs.errors import UnauthenticatedError
 from libs.testing.mesh import Mesh
+from services.apiserver import proxying
 from services.apiserver.management import Management
 from services.apiserver.proxying import NAME, NAMESPACE, FrontProxy
 
@@ -210,6 +211,24 @@ async def test_a_config_map_that_is_gone_takes_its_trust_along(edge, ca, kube):
 async def test_nobody_is_nobody(edge, management, headers):
     assert (await drain(edge, headers)).code == 401
     assert management.asked == []
+
+
+async def test_tokens_that_take_long_to_review_are_bounded_and_cost_the_front_proxy_nothing(
+    edge, ca, kube, monkeypatch
+):
+    monkeypatch.setattr(proxying, "REVIEWS_AT_ONCE", 2)
+    await until(lambda: drain(edge, shown=ca.leaf()), 200)
+    kube.review = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        bogus = [
+            group.create_task(drain(edge, {"Authorization": f"Bearer bogus {number}"})) for number in range(3)
+        ]
+        done, waiting = await asyncio.wait(bogus, return_when=asyncio.FIRST_COMPLETED)
+        assert ([each.result().code for each in done], len(waiting)) == ([429], 2)
+        assert (await drain(edge, shown=ca.leaf())).code == 200
+        kube.review.set()
+        assert [(await each).code for each in waiting] == [401, 401]
+    assert (await drain(edge, TOKEN)).code == 200
 
 
 async def test_a_certificate_alone_names_nobody(edge, ca):

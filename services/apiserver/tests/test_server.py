@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -10,6 +12,7 @@ from grpc import StatusCode
 
 from agentctl.agent.v1 import run_pb2
 from agentctl.management.v1 import management_service_pb2 as pb
+from libs import audit
 from libs.cluster import Access, Bearer, UnauthorisedError
 from libs.contract.run import Run, State, Trigger
 from libs.errors import (
@@ -67,7 +70,10 @@ async def test_a_status_is_what_the_agent_says(world: World):
     assert [each.id for each in status.status.runs] == ["item-1"]
 
 
-async def test_a_user_of_another_namespace_finds_nothing_whatever_rbac_says(world: World):
+async def test_a_user_of_another_namespace_finds_nothing_whatever_rbac_says_and_is_audited(
+    world: World, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO, audit.LOGGER)
     _, agent = await world.running(await world.agent(), "writer")
     async with world.stub("user/agentctl-system.administrator", "other") as stub:
         with pytest.raises(NotFoundError):
@@ -75,6 +81,16 @@ async def test_a_user_of_another_namespace_finds_nothing_whatever_rbac_says(worl
         with pytest.raises(NotFoundError):
             await stub.GetStatus(pb.GetStatusRequest(target=WRITER))
     assert agent.asked == []
+    assert said(caplog) == [
+        ("management.lame-duck", "demo/agents/writer", "not_found"),
+        ("management.status", "demo/agents/writer", "not_found"),
+    ]
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str]]:
+    """The audit lines."""
+    lines: list[Any] = [each for each in caplog.records if each.name == audit.LOGGER]
+    return [(each.event, each.target, each.outcome) for each in lines]
 
 
 async def test_a_right_that_the_service_lacks_is_no_refusal_of_who_asks(
@@ -132,13 +148,35 @@ async def test_only_people_may_call(world: World, role: str):
         (pb.DrainRequest(target=WRITER, grace=Duration(seconds=-1)), InvalidError, "grace"),
     ],
 )
-async def test_what_is_wrong_is_named(
-    world: World, request_: pb.DrainRequest, error: type[MeshError], word: str
+async def test_what_is_wrong_is_named_and_audited(
+    world: World,
+    caplog: pytest.LogCaptureFixture,
+    request_: pb.DrainRequest,
+    error: type[MeshError],
+    word: str,
 ):
+    caplog.set_level(logging.INFO, audit.LOGGER)
     await world.agent()
     async with world.stub(ROOT) as stub:
         with pytest.raises(error, match=word):
             await stub.Drain(request_)
+    assert [outcome for _, _, outcome in said(caplog)] == [error.reason.lower()]
+
+
+@pytest.mark.parametrize("field", ["namespace", "agent", "pod"])
+async def test_a_name_without_end_is_refused_and_neither_logged_nor_echoed_whole(
+    world: World, caplog: pytest.LogCaptureFixture, field: str
+):
+    caplog.set_level(logging.INFO, audit.LOGGER)
+    target = pb.Target(namespace=NAMESPACE, agent="writer")
+    setattr(target, field, "x" * 1_000_000)
+    async with world.stub() as stub:
+        with pytest.raises(InvalidError, match="at most 253 letters") as refused:
+            await stub.GetStatus(pb.GetStatusRequest(target=target))
+    assert len(str(refused.value)) < 1000
+    ((_, named, _),) = said(caplog)
+    assert len(named) == audit.MAX_FIELD
+    assert all(len(each.getMessage()) < 4000 for each in caplog.records)
 
 
 async def test_the_calls_own_deadline_bounds_the_verb_and_its_answer_comes_in_time(world: World):

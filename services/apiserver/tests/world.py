@@ -74,8 +74,8 @@ class DoubleAgent(MemoryAgent):
 
     async def pause(self, run_id: str, wait: timedelta) -> Sequence[Run]:
         await self._begin()
+        self.now = replace(self.now, paused=not run_id)
         if self.holds_at_once:
-            self.now = replace(self.now, paused=not run_id)
             return await super().pause(run_id, wait)
         self.asked.append(("pause", run_id, wait))
         return self._concerned(run_id)

@@ -185,7 +185,7 @@ async def test_a_drain_says_how_far_each_pod_came(at_home, service):
         "w-0  draining     2",
         "w-1  drained         exit code 0",
         "w-2  failed          DEADLINE: did not answer",
-        "2 of 3 pods draining; 1 failed: w-2: DEADLINE: did not answer",
+        "2 of 3 pods draining; 1 failed: w-2: DEADLINE",
     ]
     assert (result.exit_code, result.stderr) == (1, "")
 
@@ -205,6 +205,19 @@ async def test_a_pod_that_is_on_its_way_is_not_done(at_home, service):
     )
     result = await at_home("drain", "one", "--wait")
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (1, "1 of 2 pods drained; 1 not yet")
+
+
+async def test_a_line_has_the_word_of_the_table_and_names_a_few_pods(at_home, service):
+    on = [outcome(f"w-{number}", "IN_EFFECT") for number in range(2)]
+    service.answers["Resume"] = pb.ResumeResponse(report=report(2, *on))
+    said = (await at_home("resume", "one")).stdout.splitlines()
+    assert [line.split()[1] for line in said[1:3]] == ["resumed", "resumed"]
+    assert said[-1] == "2 of 2 pods resumed"
+    off = [outcome(f"x-{number}", "FAILED", reason="DEADLINE", message="a long story") for number in range(5)]
+    service.answers["Resume"] = pb.ResumeResponse(report=report(2, *on, *off))
+    said = (await at_home("resume", "one")).stdout.splitlines()
+    named = "x-0: DEADLINE; x-1: DEADLINE; x-2: DEADLINE"
+    assert said[-1] == f"2 of 7 pods resumed; 5 failed: {named}; and 2 more"
 
 
 async def test_nobody_asked_is_no_success(at_home, service):
@@ -306,6 +319,12 @@ async def test_without_a_plane_and_a_cluster_it_says_what_to_start(agentctl):
         ("drain", "fleet/"),
         ("drain",),
         ("drain", "one", "--address", "h:1", "--kubeconfig", "k"),
+        ("drain", ""),
+        ("drain", "one", "-n", ""),
+        ("drain", "one", "--pod", ""),
+        ("drain", "one", "--address", ""),
+        ("cancel", "one", "--run", ""),
+        ("status", "one", "--pod", ""),
     ],
 )
 async def test_what_makes_no_sense_is_wrong_usage(at_home, service, arguments):
@@ -318,7 +337,7 @@ async def test_status_says_what_pods_do(at_home, service):
         ready=False, not_ready_reason="lame duck", lame_duck=True, paused=True, free_slots=3
     )
     said.uptime.FromSeconds(95)
-    said.runs.add(id="r-1")
+    said.runs.add(id="r-1", state=run_pb2.RUN_STATE_PAUSED, activity="model")
     service.answers["GetStatus"] = pb.GetStatusResponse(
         pods=[
             pb.PodStatus(pod="w-0", phase="Running", status=said),
@@ -332,10 +351,32 @@ async def test_status_says_what_pods_do(at_home, service):
             "POD  PHASE    READY  STATE              RUNS  FREE     UP  MESSAGE",
             "w-0  Running  no     paused, lame duck     1     3  1m35s  lame duck",
             "w-1  Pending                                               it does not run",
+            "",
+            "RUN  POD  STATE   AGE  ACTIVITY",
+            "r-1  w-0  paused   0s  model",
         ],
     )
     found = json.loads((await at_home("status", "fleet/team", "-o", "json")).stdout)
     assert [each["phase"] for each in found["pods"]] == ["Running", "Pending"]
+
+
+async def test_an_agent_whose_runs_do_not_all_hold_yet_is_pausing(at_home, service):
+    said = agent_service_pb2.GetStatusResponse(paused=True)
+    for name, state in (("r-1", run_pb2.RUN_STATE_PAUSED), ("r-2", run_pb2.RUN_STATE_WORKING)):
+        said.runs.add(id=name, state=state)
+    service.answers["GetStatus"] = pb.GetStatusResponse(
+        pods=[pb.PodStatus(pod="w-0", phase="R", status=said)]
+    )
+    lines = (await at_home("status", "one")).stdout.splitlines()
+    assert lines[1].split()[3] == "pausing"
+    assert [line.split()[2] for line in lines[-2:]] == ["paused", "working"]
+
+
+async def test_who_hears_no_answer_hears_that_agents_may_have_accepted(agentctl):
+    result = await agentctl("drain", "one", "--address", "127.0.0.1:1")
+    assert result.exit_code == 5
+    assert "nobody answers at 127.0.0.1:1" in result.stderr
+    assert "what agents may have accepted goes on" in result.stderr
 
 
 async def test_all_that_is_said_is_asked_of_the_aggregated_api(agentctl, api, kubeconfig):
@@ -399,7 +440,7 @@ async def test_pods_that_did_not_come_so_far_are_a_line_each(agentctl, api, kube
         (500, a_status(500, message="it lacks a right itself"), 1, "it lacks a right itself"),
         (404, "404 page not found", 5, "kubectl get apiservice"),
         (503, "service unavailable", 5, "kubectl get apiservice"),
-        (504, a_status(504, message="request did not complete"), 5, "what agents accepted goes on"),
+        (504, a_status(504, message="request did not complete"), 5, "what agents may have accepted goes on"),
     ],
 )
 async def test_a_refusal_of_the_aggregated_api_is_one_line(

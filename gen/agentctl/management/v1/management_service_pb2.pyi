@@ -75,7 +75,7 @@ class Target(_message.Message):
     fleet: _builtins.str
     """The AgentFleet: its workers and its coordinator."""
     pod: _builtins.str
-    """Only this pod of it; empty: all."""
+    """Only this pod of it. Empty means all of them, as if it were absent: who fills it in has to look."""
     def __init__(
         self,
         *,
@@ -154,7 +154,7 @@ class Outcome(_message.Message):
     message: _builtins.str
     """For people: why it failed, or what it waits for."""
     run_count: _builtins.int
-    """Runs that are under way there."""
+    """Runs that are under way there; of one run only that."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Run]:
         """The runs concerned, as they are then. Of Cancel, Pause and Resume."""
@@ -334,7 +334,7 @@ class CancelRequest(_message.Message):
     TERMS_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """One run, wherever in the fleet it is; empty: all of them."""
+    """One run, wherever in the fleet it is. Empty means all of them, as if it were absent: who fills it in has to look."""
     @_builtins.property
     def target(self) -> Global___Target:
         """Whom."""
@@ -392,7 +392,7 @@ class PauseRequest(_message.Message):
     TERMS_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """One run, wherever in the fleet it is; empty: whole agents."""
+    """One run, wherever in the fleet it is. Empty means whole agents, as if it were absent: who fills it in has to look."""
     @_builtins.property
     def target(self) -> Global___Target:
         """Whom."""
@@ -450,7 +450,7 @@ class ResumeRequest(_message.Message):
     TERMS_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """One run, wherever in the fleet it is; empty: whole agents."""
+    """One run, wherever in the fleet it is. Empty means whole agents, as if it were absent: who fills it in has to look."""
     @_builtins.property
     def target(self) -> Global___Target:
         """Whom."""
