@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from libs.testing.ports import free_port
+
 from ..machine import EXAMPLES, until
-from ..toolserver import RESOURCE, ToolServer
 from .home import NAMESPACE, Home
 
 
@@ -26,20 +32,33 @@ def test_what_runs_once_is_completed(home: Home, mode: str, answer: str) -> None
     assert answer in said
 
 
-def test_the_loop_runs(home: Home) -> None:
+def test_the_loop_runs_and_describe_tells_how_its_runs_end(home: Home) -> None:
     home.machine.done("apply", "-f", "-", stdin=text_of("loop"))
     home.wait("loop")
     until(lambda: home.told("loop").ended_runs["completed"] == 1, "it does not run")
+    assert "1 completed" in home.machine.done("describe", "agent/loop", "-n", NAMESPACE)
     home.machine.done("delete", "agent/loop", "-n", NAMESPACE)
 
 
-def test_the_reactive_one_reacts_once_its_server_is_a_real_one(home: Home, tools: ToolServer) -> None:
-    """The stand-in is offered tools here, and calls none."""
-    text = text_of("reactive").replace("https://mail.example.com/mcp", tools.endpoint)
-    home.machine.done("apply", "-f", "-", stdin=text.replace("mail://inbox", RESOURCE))
+@pytest.fixture
+def inbox(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    """The file and the port of examples/modes/inbox.py, as a process."""
+    file, port = tmp_path / "inbox", free_port()
+    program = [sys.executable, str(EXAMPLES / "modes" / "inbox.py"), str(file), str(port)]
+    with subprocess.Popen(program, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield file, port
+        finally:
+            process.kill()
+
+
+def test_the_reactive_one_reacts_to_its_tool_server(home: Home, inbox: tuple[Path, int]) -> None:
+    file, port = inbox
+    text = text_of("reactive")
+    assert ":8808/" in text
+    home.machine.done("apply", "-f", "-", stdin=text.replace(":8808/", f":{port}/"))
     home.wait("reactive")
     until(lambda: home.told("reactive").ended_runs["completed"] == 1, "it does not react")
-    tools.change("a letter")
+    file.write_text("A letter from the cape has come.\n")
     until(lambda: home.told("reactive").ended_runs["completed"] == 2, "it does not react to a change")
-    assert tools.calls == []
     home.machine.done("delete", "agent/reactive", "-n", NAMESPACE)

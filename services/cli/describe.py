@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from .columns import at, since
+from .management import Subject, Way, open_management
 from .objects import (
     ContextOption,
     KindArgument,
@@ -16,11 +18,12 @@ from .objects import (
     in_world,
     which_object,
 )
-from .output import Exit, FailedError, fields, show
-from .session import StateDirOption
+from .output import Exit, FailedError, fields, one_line, show
+from .session import Settings, StateDirOption
 from .world import World
 
 if TYPE_CHECKING:
+    from agentctl.management.v1 import management_service_pb2 as pb
     from libs.cluster.kinds import Kind
 
 
@@ -38,7 +41,11 @@ def describe(
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = "",
 ) -> None:
-    """Say all of one object: what is wanted, its conditions, its runs, its events."""
+    """Say all of one object: what is wanted, its conditions, its runs, its events.
+
+    Of an agent that runs also how its runs have ended, in its own words.
+    """
+    from libs.cluster.kinds import AGENT
 
     async def body(world: World) -> None:
         which, named = which_object(kind, name)
@@ -46,6 +53,8 @@ def describe(
             raise FailedError("which one? name it: KIND NAME or KIND/NAME", Exit.USAGE)
         thing = await world.get(which, namespace if which.namespaced else "", named)
         await _describe(world, which, thing)
+        if which == AGENT:
+            await _tell_pods(Settings.of(ctx, state_dir), Way("", kubeconfig, context), namespace, named)
 
     in_world(ctx, state_dir, kubeconfig, context, body)
 
@@ -95,3 +104,32 @@ async def _describe(world: World, kind: Kind, thing: dict[str, Any]) -> None:
             ([since(str(each.get("eventTime") or at(each, "metadata.creationTimestamp"))),
               each.get("type", ""), each.get("reason", ""), each.get("note", "")] for each in mine[-20:]),
         )  # fmt: skip
+
+
+async def _tell_pods(settings: Settings, way: Way, namespace: str, name: str) -> None:
+    """What its agents say of themselves; why not, if nobody can be asked."""
+    try:
+        async with open_management(settings, way) as management:
+            found = await management.status(Subject(namespace, name, is_fleet=False))
+    except FailedError as error:
+        typer.echo(f"\nAgents could not be asked: {one_line(str(error))}")
+        return
+    running = [_row(pod) for pod in found.pods if pod.phase == "Running"]
+    if running:
+        typer.echo("\nAgents:")
+        show(["POD", "READY", ">RUNS", "ENDED", ">TOKENS", "MESSAGE"], running)
+
+
+def _row(pod: pb.PodStatus) -> Sequence[object]:
+    if not pod.HasField("status"):
+        return [pod.pod, "", "", "", "", pod.error]
+    said = pod.status
+    ended = sorted(said.ended_runs.items(), key=lambda each: (-each[1], each[0]))
+    return [
+        pod.pod,
+        "yes" if said.ready else "no",
+        len(said.runs),
+        ", ".join(f"{count} {status}" for status, count in ended),
+        said.usage.input_tokens + said.usage.output_tokens,
+        said.not_ready_reason,
+    ]

@@ -103,6 +103,8 @@ def conformance(
         if address is None and (agent_id or verbs):
             raise FailedError("--agent-id and --verbs go with HOST:PORT", Exit.USAGE)
         settings = Settings.of(ctx, state_dir)
+        if junit is not None:
+            _check_writable(junit)
         with _scratch() as folder:
             world = _world(
                 settings, folder, address, agent_id, verbs, command, image, tls_dir or settings.tls_dir
@@ -113,6 +115,14 @@ def conformance(
         (report.json if json_ else report.table)(outcomes)
     if any(each.verdict == "FAIL" for each in outcomes):
         raise typer.Exit(Exit.FAILED)
+
+
+def _check_writable(file: Path) -> None:
+    """Before anything is tried: else minutes are for nothing."""
+    try:
+        file.open("ab").close()
+    except OSError as error:
+        raise FailedError(f"--junit: {file}: {error.strerror}", Exit.USAGE) from error
 
 
 def _run(world: World, work: list[tuple[Group, list[Case]]], seconds: float) -> list[Outcome]:
@@ -170,17 +180,18 @@ def _world(
     from .identities import Only
     from .subject import Subject
 
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 65536):
+        raise FailedError(f"{address!r} is not HOST:PORT", Exit.USAGE)
     tls_dir = tls_dir or settings.state.identity(ADMINISTRATOR)
     if not (tls_dir / "tls.crt").is_file():
         raise FailedError(f"{tls_dir} holds no certificate: name a folder by --tls-dir", Exit.DENIED)
     check_certificate(tls_dir)
-    if not address.rpartition(":")[2].isdecimal() or not address.rpartition(":")[0]:
-        raise FailedError(f"{address!r} is not HOST:PORT", Exit.USAGE)
     running = Subject(
         address=address,
         server=_principal(agent_id, address, Identity(tls_dir)),
         identities=Only(Identity(tls_dir)),
-        metrics_host=address.rpartition(":")[0],
+        metrics_host=host,
         may_change=verbs,
     )
     return World(folder, settings.environment, running=running)

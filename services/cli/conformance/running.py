@@ -63,7 +63,8 @@ async def _tried(trial: Trial, subject: object, seconds: float) -> tuple[Verdict
     except TimeoutError as error:
         verdict, message = Verdict.FAIL, str(error) or f"not done within {seconds:.0f}s"
     except MeshError as error:
-        verdict, message = Verdict.FAIL, f"a call ended with {error.code.name}: {error}"
+        called = getattr(error, "__notes__", ["a call"])[0]
+        verdict, message = Verdict.FAIL, f"{called} ended with {error.code.name}: {error}"
     except _BROKEN as error:
         verdict, message = Verdict.FAIL, str(error) or type(error).__name__
     return verdict, message, time.monotonic() - began

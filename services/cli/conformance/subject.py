@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +75,7 @@ class Subject:
     async def _channel(self, role: str) -> Any:
         if role not in self._channels:
             opened = self._anonymous() if role == "anonymous" else self._dialled(role)
-            self._channels[role] = await self._stack.enter_async_context(opened)
+            self._channels[role] = _Naming(await self._stack.enter_async_context(opened))
         return self._channels[role]
 
     def _dialled(self, role: str) -> AbstractAsyncContextManager[grpc.aio.Channel]:
@@ -153,6 +159,41 @@ class Subject:
             yield channel
 
 
+class _Naming:
+    """A channel whose errors have a note: the method that was called."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+
+    def unary_unary(self, method: str, *serdes: Any, **kwargs: Any) -> Any:
+        call = self._channel.unary_unary(method, *serdes, **kwargs)
+
+        async def named(*args: Any, **kwargs: Any) -> Any:
+            with _named(method):
+                return await call(*args, **kwargs)
+
+        return named
+
+    def unary_stream(self, method: str, *serdes: Any, **kwargs: Any) -> Any:
+        call = self._channel.unary_stream(method, *serdes, **kwargs)
+
+        async def named(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            with _named(method):
+                async for message in call(*args, **kwargs):
+                    yield message
+
+        return named
+
+
+@contextmanager
+def _named(method: str) -> Iterator[None]:
+    try:
+        yield
+    except (MeshError, grpc.aio.AioRpcError) as error:
+        error.add_note(method.rpartition("/")[2])
+        raise
+
+
 @asynccontextmanager
 async def connected(subject: Subject) -> AsyncIterator[Subject]:
     """The subject, once it has told its manifest; its connections are closed when the block ends."""
@@ -172,8 +213,14 @@ async def served_certificate(address: str, identity: Identity) -> x509.Certifica
     try:
         async with asyncio.timeout(_CALL_SECONDS):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
-    except (OSError, TimeoutError) as error:
-        raise BrokenError(f"no TLS at {address}: {error}") from error
+    except TimeoutError as error:
+        raise BrokenError(f"{address} does not answer within {_CALL_SECONDS:g}s") from error
+    except ConnectionRefusedError as error:
+        raise BrokenError(f"nobody listens at {address}") from error
+    except (ssl.SSLError, ConnectionError) as error:
+        raise BrokenError(f"{address} speaks no TLS that we believe: {error}") from error
+    except OSError as error:
+        raise BrokenError(f"{address} cannot be reached: {error.strerror or error}") from error
     try:
         der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     finally:

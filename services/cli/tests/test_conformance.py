@@ -99,6 +99,21 @@ def test_what_is_not_offered_is_skipped_with_the_reason() -> None:
     assert all("not offered" in each["message"] for each in outcomes.values())
 
 
+@pytest.mark.processes
+def test_a_method_that_is_not_there_is_named() -> None:
+    found = failures(tried("status-unimplemented", ("STATUS-01", "HEALTH-04")))
+    assert found == dict.fromkeys(("STATUS-01", "HEALTH-04"), "GetStatus ended with UNIMPLEMENTED: not here")
+
+
+@pytest.mark.processes
+def test_a_program_that_ignores_arguments_does_not_know_capabilities() -> None:
+    [outcome] = tried("capabilities-ignored", ("MANIFEST-06",)).values()
+    assert (outcome["verdict"], outcome["message"]) == (
+        Verdict.SKIP,
+        "not offered: --capabilities begins to serve",
+    )
+
+
 def test_ids_are_unique_and_every_case_has_a_demand() -> None:
     cases = [case for group in GROUPS for case in group.cases]
     assert len({case.id for case in cases}) == len(cases)
@@ -165,6 +180,11 @@ def test_no_time_is_a_failure_that_says_so() -> None:
         (("--command", "no-such-program-here"), "no-such-program-here"),
         (("--command", "'unfinished"), "--command"),
         (("--command", "true", "--only", "NOTHING"), "NOTHING"),
+        (
+            ("--command", "true", "--junit", "/proc/none/report.xml"),
+            "--junit: /proc/none/report.xml: No such",
+        ),
+        (("127.0.0.1:99999",), "'127.0.0.1:99999' is not HOST:PORT"),
     ],
 )
 def test_usage_is_refused_with_2(arguments: tuple[str, ...], said: str) -> None:

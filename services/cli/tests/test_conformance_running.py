@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -160,9 +162,35 @@ def test_another_pod_is_not_believed(running: Running) -> None:
 def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
     mesh = Mesh(tmp_path)
     nobody = Running(f"127.0.0.1:{free_port()}", mesh)
+    result = nobody.conformance(mesh.identity("cp/gateway"))
+    assert result.stderr == f"error: nobody listens at {nobody.address}\n"
     for arguments in ((), ("--agent-id", nobody.id)):
         result = nobody.conformance(mesh.identity("cp/gateway"), "--only", "MANIFEST", *arguments)
         assert result.exit_code == 5, result.output
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"), [(b"HTTP/1.1 200 OK\r\n\r\n", "speaks no TLS"), (b"", "does not answer within 0.5s")]
+)
+def test_who_answers_no_tls_is_told_from_who_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bytes, said: str
+) -> None:
+    monkeypatch.setattr("services.cli.conformance.subject._CALL_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with server.accept()[0] as client:
+                if answers:
+                    client.sendall(answers)
+                while client.recv(4096):
+                    pass
+
+        threading.Thread(target=serve, daemon=True).start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        mesh = Mesh(tmp_path)
+        result = Running(address, mesh).conformance(mesh.identity("cp/gateway"))
+    assert result.exit_code == 5
+    assert result.stderr.startswith(f"error: {address} {said}")
 
 
 @pytest.mark.parametrize("id", ["demo/worker", "demo/WORKER/UPPER/x y", "spiffe://mesh.test/cp/gateway"])

@@ -34,7 +34,14 @@ from libs.contract.run import Run, State, Trigger, Usage, state_of
 from libs.contract.servicer import AgentServicer
 from libs.contract.serving import readiness, show
 from libs.contract.statuses import Status, exit_code
-from libs.errors import ExhaustedError, ExistsError, NotFoundError, PreconditionError, UnavailableError
+from libs.errors import (
+    ExhaustedError,
+    ExistsError,
+    NotFoundError,
+    PreconditionError,
+    UnavailableError,
+    UnimplementedError,
+)
 from libs.exits import Exit
 from libs.identity import Identity
 from libs.ids import new_id
@@ -50,6 +57,7 @@ FAULTS = {
     "usage-forgotten": "STATUS-03",
     "ready-in-lame-duck": "HEALTH-03",
     "health-always-serving": "HEALTH-04",
+    "ready-in-pause": "HEALTH-05",
     "producers-let-in": "AUTH-05",
     "tenancy-ignored": "AUTH-14",
     "operator-shut-out": "AUTH-16",
@@ -163,11 +171,15 @@ class Wrong(Agent):
         return _manifest(self.settings)
 
     async def condition(self) -> Condition:
-        ready = not (self.draining or (self.duck and "ready-in-lame-duck" not in FAULT))
+        ready = not (
+            self.draining
+            or (self.duck and "ready-in-lame-duck" not in FAULT)
+            or (self.paused and "ready-in-pause" not in FAULT)
+        )
         runs = [live.now() for live in self.under_way()]
         return Condition(
             ready=ready,
-            not_ready_reason="" if ready else "draining" if self.draining else "lame duck",
+            not_ready_reason="" if ready else "draining" if self.draining else "paused or a lame duck",
             paused=self.paused,
             lame_duck=self.duck,
             draining=self.draining,
@@ -435,6 +447,11 @@ class WrongServicer(AgentServicer):
         if "tenancy-ignored" not in FAULT:
             super()._admit(context, verb)
 
+    async def GetStatus(self, request: pb.GetStatusRequest, context: object) -> pb.GetStatusResponse:
+        if "status-unimplemented" in FAULT:
+            raise UnimplementedError("not here")
+        return await super().GetStatus(request, context)
+
     async def WatchRun(
         self, request: pb.WatchRunRequest, context: object
     ) -> AsyncIterator[pb.WatchRunResponse]:
@@ -587,7 +604,7 @@ def main() -> None:
         sys.exit(
             Exit.FAILURE if "bad-setting-fails" in FAULT and "AGENT_MAX_STEPS" in str(error) else Exit.USAGE
         )
-    if sys.argv[1:] == ["--capabilities"]:
+    if sys.argv[1:] == ["--capabilities"] and "capabilities-ignored" not in FAULT:
         from google.protobuf.json_format import MessageToJson
 
         from libs.contract.wire import manifest_to_pb

@@ -64,6 +64,21 @@ async def _tells_health(agent: Subject) -> None:
     await becomes(lambda: _serves(agent, True), "after the lame duck it is not SERVING", seconds=5)
 
 
+@GROUP.case("HEALTH-05", "a paused agent is not ready, as its status and /readyz say, until it is resumed")
+async def _tells_pause(agent: Subject) -> None:
+    agent.needs("Pause")
+    agent.needs("Resume")
+    stub = await agent.steer()
+    await stub.Pause(pb.PauseRequest())
+    try:
+        demand(not (await agent.status()).ready, "the agent is paused, and its status says that it is ready")
+        status, _ = await agent.plain("/readyz")
+        demand(status == 503, f"/readyz of a paused agent answers {status}, it has to be 503")
+    finally:
+        await stub.Resume(pb.ResumeRequest())
+    demand((await agent.status()).ready, "the agent is resumed, and its status says that it is not ready")
+
+
 async def _serves(agent: Subject, wanted: bool) -> bool:
     answer = await agent.health()
     return (answer == health_pb2.HealthCheckResponse.SERVING) is wanted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import anyio
 from cryptography import x509
 from google.protobuf.json_format import MessageToDict, Parse, ParseError
 
@@ -11,9 +12,9 @@ from agentctl.agent.v1 import agent_service_pb2 as pb
 from agentctl.agent.v1 import manifest_pb2
 from libs import contract
 
-from ..case import Group, SkippedError, demand
+from ..case import Group, SkippedError, becomes, demand
 from ..subject import Subject
-from ..world import SECRET, World
+from ..world import SECRET, World, free_port
 
 _MODES = ("once", "loop", "reactive", "workflow", "claim")
 _VERBS = ("Drain", "LameDuck", "Cancel", "Pause", "Resume")
@@ -95,8 +96,21 @@ def _flat(manifest: manifest_pb2.Manifest) -> str:
 async def _is_printed(agent: Subject) -> None:
     if agent.process is None or agent.relaunch is None:
         raise SkippedError("needs to start the agent itself: --command or --image")
-    async with agent.relaunch(agent.process.environment, "--capabilities") as process:
-        code = await process.ended(10)
+    expected = manifest_pb2.Manifest()
+    expected.CopyFrom(agent.manifest)
+    ports = {"AGENT_PORT": free_port(), "AGENT_METRICS_PORT": free_port()}  # it may serve instead
+    if expected.surfaces.metrics_port:
+        expected.surfaces.metrics_port = ports["AGENT_METRICS_PORT"]
+    environment = {**agent.process.environment, **{name: str(port) for name, port in ports.items()}}
+    async with agent.relaunch(environment, "--capabilities") as process:
+
+        async def is_clear() -> bool:
+            return process.has_ended or await _listens(ports["AGENT_PORT"])
+
+        await becomes(is_clear, "--capabilities neither ends nor is ignored", seconds=10)
+        code = process.child.returncode
+    if code is None:
+        raise SkippedError("not offered: --capabilities begins to serve")
     if code == 2:
         raise SkippedError("not offered: --capabilities ends with 2")
     demand(code == 0, f"--capabilities ends with {code}{process.last_words()}")
@@ -104,6 +118,12 @@ async def _is_printed(agent: Subject) -> None:
         printed = Parse(process.stdout, manifest_pb2.Manifest(), ignore_unknown_fields=True)
     except ParseError as error:
         demand(False, f"--capabilities prints no manifest: {error}")
-    demand(
-        printed == agent.manifest, f"it prints {_flat(printed)}, GetManifest answers {_flat(agent.manifest)}"
-    )
+    demand(printed == expected, f"it prints {_flat(printed)}, GetManifest answers {_flat(expected)}")
+
+
+async def _listens(port: int) -> bool:
+    try:
+        async with await anyio.connect_tcp("127.0.0.1", port):
+            return True
+    except OSError:
+        return False
