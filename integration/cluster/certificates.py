@@ -10,7 +10,13 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from .place import API_IP, NODE, NODE_IP
@@ -24,12 +30,17 @@ _API_NAMES = (
 
 
 class _Authority:
-    """A CA whose files are `<name>.crt` and `<name>.key` of a folder."""
+    """A CA whose files are `<name>.crt` and `<name>.key` of a folder. It is made unless it is there."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
-        self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _named(name)
+        if (file := folder / f"{name}.key").exists():
+            kept = load_pem_private_key(file.read_bytes(), None)
+            assert isinstance(kept, ec.EllipticCurvePrivateKey)
+            self._key = kept
+            return
+        self._key = ec.generate_private_key(ec.SECP256R1())
         constraint = x509.BasicConstraints(ca=True, path_length=None)
         made = self._builder(self._name, self._key).add_extension(constraint, critical=True)
         _write(folder / name, self._key, made.sign(self._key, hashes.SHA256()))
@@ -76,6 +87,11 @@ def make_certificates(folder: Path) -> None:
     ca.issue("kubelet", f"system:node:{NODE}", "system:nodes", [NODE, NODE_IP])
     ca.issue("proxy", "system:kube-proxy", _MASTERS)
     ca.issue("admin", "admin", _MASTERS)
+
+
+def front_proxy(folder: Path, common: str, stem: Path) -> None:
+    """One more of the front proxy's authority, which is in that folder: `<stem>.crt` and `.key`."""
+    _Authority(folder, "front-proxy-ca").issue(str(stem.absolute()), common)
 
 
 def _named(common: str, group: str = "") -> x509.Name:

@@ -94,7 +94,17 @@ def around(kubectl: Kubectl, single: None) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
+def dev(kubectl: Kubectl) -> Iterator[None]:
+    """The overlay dev, installed; afterwards removed."""
+    with installed(
+        kubectl, "k8s/overlays/dev", "operator", "coordination", "apiserver", "admission", "provider"
+    ):
+        yield
+
+
+@pytest.fixture(scope="module")
 def guarded(kubectl: Kubectl) -> Iterator[None]:
     """The overlay dev behind the network policies, installed; afterwards removed."""
-    with installed(kubectl, "integration/cluster/guarded", "operator", "coordination", "provider"):
+    folder = "integration/cluster/guarded"
+    with installed(kubectl, folder, "operator", "coordination", "apiserver", "admission", "provider"):
         yield

@@ -27,6 +27,12 @@ class Kubectl:
 
     def __call__(self, *words: str, stdin: str | None = None, seconds: float = 60) -> str:
         """What it printed. Raises RefusedError, and TimeoutExpired after `seconds`."""
+        return self.done(*words, stdin=stdin, seconds=seconds).stdout
+
+    def done(
+        self, *words: str, stdin: str | None = None, seconds: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """The same, with what it said besides."""
         done = subprocess.run(
             [*self._command, *words],
             input=stdin,
@@ -38,7 +44,11 @@ class Kubectl:
         )
         if done.returncode:
             raise RefusedError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
-        return done.stdout
+        return done
+
+    def post(self, path: str, **body: Any) -> Any:
+        """The answer of an API to this, also where it is a Status that says no with a code below 300."""
+        return json.loads(self("create", "--raw", path, "-f", "-", stdin=json.dumps(body)))
 
     def get(self, *words: str) -> Any:
         """An object, or a list's items."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,8 +33,18 @@ class Person:
         self._kubectl(*words, "-n", self._namespace)
 
     def token(self, audience: str = AUDIENCE) -> str:
-        words = ("create", "token", self._name, "-n", self._namespace, "--audience", audience)
-        return self._kubectl(*words).strip()
+        """Without an audience: for the API server."""
+        words = ("create", "token", self._name, "-n", self._namespace)
+        return self._kubectl(*words, *(("--audience", audience) if audience else ())).strip()
+
+    def kubectl(self, folder: Path) -> Kubectl:
+        """As this person has it: with a kubeconfig in that folder whose only credential is a token."""
+        config = json.loads(self._kubectl("config", "view", "--minify", "--flatten", "-o", "json"))
+        for user in config["users"]:
+            user["user"] = {"token": self.token("")}
+        file = folder / "kubeconfig"
+        file.write_text(json.dumps(config))
+        return Kubectl(file)
 
     async def certified(self, folder: Path, *, administrator: bool = False, token: str = "") -> Identity:
         """With a user's certificate of its namespace, in that folder. Raises what IdentityService says."""

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.cluster
 SINGLE = "k8s/overlays/single"
 OF_THE_CLUSTER = (
     "customresourcedefinitions,clusterroles,clusterrolebindings,"
-    "validatingadmissionpolicies,validatingadmissionpolicybindings"
+    "validatingadmissionpolicies,validatingadmissionpolicybindings,"
+    "validatingwebhookconfigurations,mutatingwebhookconfigurations"
 )
 OF_A_NAMESPACE = "pods,deployments,statefulsets,jobs,cronjobs,replicasets,services,configmaps,secrets"
 
@@ -28,13 +29,21 @@ def test_deleting_the_overlay_leaves_nothing(kubectl: Kubectl, namespace: str) -
         kubectl.apply(*fleet(namespace), foreign.agent(namespace, "alone", "work"))
         kubectl.wait("condition=Ready", "agentfleet/summarize", namespace)
         kubectl.wait("condition=Ready", "agent/alone", namespace)
+        kubectl.wait("create", "apiservice/v1alpha1.management.agentctl.dev", SYSTEM)
     finally:
         kubectl("delete", "-k", SINGLE, "--ignore-not-found", "--timeout=180s", seconds=200)
-    assert {name for name in names(kubectl, OF_THE_CLUSTER) if "agentctl" in name} == set()
+    assert ours(kubectl, OF_THE_CLUSTER) == set()
+    assert ours(kubectl, "roles,rolebindings", "-n", "kube-system") == set()
     with pytest.raises(RefusedError, match="NotFound"):
         kubectl("get", "namespace", SYSTEM)
-    for made in names(kubectl, OF_A_NAMESPACE, "-n", namespace) - before:
-        kubectl.wait("delete", made, namespace)  # the garbage collector's work; it may be gone meanwhile
+    # The garbage collector's work; they may be gone meanwhile.
+    for made in ours(kubectl, "apiservices") | names(kubectl, OF_A_NAMESPACE, "-n", namespace) - before:
+        kubectl.wait("delete", made, namespace)
+
+
+def ours(kubectl: Kubectl, kinds: str, *where: str) -> set[str]:
+    """Those that are called after us."""
+    return {name for name in names(kubectl, kinds, *where) if "agentctl" in name}
 
 
 def names(kubectl: Kubectl, kinds: str, *where: str) -> set[str]:
