@@ -1,6 +1,6 @@
 """A pod of two: `agentctl-bridge` and the stand-in of agentd, with one environment, that of the contract.
 
-    agentctl conformance --command "python -m integration.bridged"
+    .venv/bin/agentctl conformance --command ".venv/bin/python -m integration.bridged"
 
 As in a pod, the agent begins once the bridge is alive, is told first to end, and its exit code is the pod's.
 """

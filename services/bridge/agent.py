@@ -24,6 +24,7 @@ from .events import told_of
 from .foreign import Body, Foreign
 from .manifest import Known, manifest_of
 from .others import Others
+from .outliving import outliving
 from .presence import Presence, must_be_here
 from .runs import Entry
 from .turns import Turns
@@ -139,7 +140,7 @@ class BridgedAgent(Agent):
         return self._presence.why_not or ("paused" if self._work.is_paused else "")
 
     async def condition(self) -> Condition:
-        why = self.why_closed if self.why_closed != "paused" else ""
+        why = self.why_closed
         inventory: Body = {}
         if self._presence.is_here:
             try:
@@ -169,6 +170,9 @@ class BridgedAgent(Agent):
     # --- Verbs ---
 
     async def drain(self, deadline: timedelta | None) -> Draining:
+        return await outliving(self._told_to_drain(deadline))
+
+    async def _told_to_drain(self, deadline: timedelta | None) -> Draining:
         others = await self._others.look() if self._presence.is_here else []
         self._drain.begin(deadline)
         return Draining(len(self._work.runs.active) + len(others), self._drain.left)
@@ -176,20 +180,22 @@ class BridgedAgent(Agent):
     async def lame_duck(self, enabled: bool) -> Condition:
         self._must_not_drain()
         must_be_here(self._presence)
+        await outliving(self._set_lame(enabled))
+        return await self.condition()
+
+    async def _set_lame(self, enabled: bool) -> None:
         await self._foreign.call("a2a.LameDuck", {"ready": not enabled})
         self._is_lame = enabled
         self.events.tell("agent.lame_duck", enabled=enabled)
         self._open_or_close()
-        return await self.condition()
 
     async def cancel(self, run_id: str, reason: str) -> Sequence[Run]:
         runs = self._work.runs
         entries = [runs.find(run_id)] if run_id else runs.active
         for entry in entries:
             if entry.status is None:
-                entry.cancel_reason = reason or "cancelled"
-                await self._work.ask_to_end(entry)
-        others = [] if run_id else await self._others.cancel(reason or "cancelled")
+                self._work.cancel(entry, reason or "cancelled")
+        others = [] if run_id else await outliving(self._others.cancel(reason or "cancelled"))
         for entry in entries:
             await runs.over(entry)
         return [runs.shown(each) for each in entries] + others

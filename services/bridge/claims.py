@@ -22,7 +22,6 @@ from .work import Work
 _RESULT_TYPE = "text/plain; charset=utf-8"
 _PATIENCE_SECONDS = 10.0  # with an agent that takes no run now
 _LOOK_SECONDS = 0.5
-_LAST_WORDS_SECONDS = 1.0
 _FOR_GOOD = (
     Status.REFUSED,
     Status.CANCELLED,
@@ -63,8 +62,7 @@ class Claims:
             )
             (CLAIMS_LOST if task.lost else CLAIMS_RELEASED).inc()
             self._events.tell("item.lost" if task.lost else "item.settled", task.id, outcome="released")
-            with anyio.move_on_after(_LAST_WORDS_SECONDS, shield=True):
-                await self._work.give_up(entry, status)
+            self._work.give_up(entry, status)
             raise
         return self._settled(task, entry)
 

@@ -75,18 +75,24 @@ class Drain:
         self._work.nudge()
 
     async def _finish(self) -> None:
-        while self._work.runs.active and self.left:
-            with anyio.move_on_after(self.left.total_seconds()):
-                await self._work.changed()
+        await self._in_time(lambda: not self._work.runs.active)
         rest = [each for each in self._work.runs.active if each.trigger is Trigger.MESSAGE]
         for entry in rest:
-            await self._work.give_up(entry, Status.DRAINED)
+            self._work.give_up(entry, Status.DRAINED)
         if self._presence.is_here:
             length = max(self.left, _LEAST)
             await self._work.try_verb("a2a.Drain", deadline_ms=round(length.total_seconds() * 1000))
-            with anyio.move_on_after((length + _GRACE).total_seconds()):
+            await self._in_time(lambda: not self._presence.is_here)
+            self._work.cut_others()  # agentd keeps to the deadline that it was told first
+            with anyio.move_on_after(_GRACE.total_seconds()):
                 while self._presence.is_here:
                     await self._work.changed()
         DRAINS.inc("forced" if rest or self._presence.is_here else "completed")
         _log.info("drained")
         self.over.set()
+
+    async def _in_time(self, is_done: Callable[[], bool]) -> None:
+        """Returns when that is so, or at the deadline, which may come nearer meanwhile."""
+        while not is_done() and self.left:
+            with anyio.move_on_after(self.left.total_seconds()):
+                await self._work.changed()

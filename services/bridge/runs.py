@@ -18,6 +18,7 @@ from .foreign import Task
 from .turns import Gate
 
 MAX_ENDED = 256
+MAX_RESULT_BYTES = 8 * 1024 * 1024  # of all ended runs together
 HELD_TOO_LONG = "it was paused for longer than the agent waits for its model"
 CUT_AT = 4096
 """agentd hands over so many characters of an answer. One of just that length has been cut."""
@@ -50,6 +51,11 @@ class Entry:
     result: str = ""
     ended: float | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def must_end(self) -> bool:
+        """Somebody wants it to end, or nobody waits for it any more."""
+        return self.cancel_reason is not None or self.status is not None
 
     @property
     def usage(self) -> Usage:
@@ -99,9 +105,12 @@ class Runs:
         return entry
 
     def forget(self, entry: Entry) -> None:
-        """It has not begun after all."""
+        """It has not begun after all, and whoever waits for its end has it."""
         if self._entries.get(entry.id) is entry:
             del self._entries[entry.id]
+        if entry.status is None:
+            entry.status, entry.error = Status.FAILED, "the agent did not begin it"
+            self.tell(entry)
 
     def end(self, entry: Entry, status: Status, *, error: str = "", result: str = "") -> None:
         """It has ended; the first end counts."""
@@ -111,10 +120,21 @@ class Runs:
         entry.ended, entry.held = self._clock(), False
         self.ended_by_status[status] += 1
         self.usage_of_ended += entry.usage
-        ended = [each for each in self._entries.values() if each.status is not None]
-        for oldest in ended[: max(len(ended) - MAX_ENDED, 0)]:
-            del self._entries[oldest.id]
+        self._make_room()
         self.tell(entry)
+
+    def _make_room(self) -> None:
+        """What is too much goes, what ended first before the rest."""
+        past = sorted((each.ended, each.id) for each in self._entries.values() if each.ended is not None)
+        for _, run_id in past[: max(len(past) - MAX_ENDED, 0)]:
+            del self._entries[run_id]
+        kept = [self._entries[run_id] for _, run_id in past[-MAX_ENDED:]]
+        excess = sum(_size(each) for each in kept) - MAX_RESULT_BYTES
+        for each in kept:
+            if excess <= 0:
+                break
+            excess -= _size(each)
+            each.result = ""
 
     def tell(self, entry: Entry) -> None:
         """Wakes whoever waits for news of it."""
@@ -184,6 +204,11 @@ def outcome(task: Task, entry: Entry, *, is_draining: bool) -> tuple[Status, str
     if status in (Status.FAILED, Status.CRASHED) and last and last.status and last.failure:
         return last.status, last.error, ""
     return status, word or "the agent does not say why", ""
+
+
+def _size(entry: Entry) -> int:
+    """Bytes, at most."""
+    return 4 * len(entry.result)
 
 
 def _digest(text: str) -> bytes:

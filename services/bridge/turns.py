@@ -142,6 +142,7 @@ class Turns:
     def forget(self, gate: Gate) -> None:
         """No call of it will come."""
         self._gates = {marker: each for marker, each in self._gates.items() if each is not gate}
+        gate.last = None
 
     async def call(self, body: bytes, ask: Callable[[], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
         """One call of the model; what it came to is known before the agent knows."""

@@ -17,9 +17,10 @@ from libs.contract.events import Ring
 from libs.contract.metrics import RUNS
 from libs.contract.run import state_of
 from libs.contract.statuses import Status
-from libs.errors import MeshError, NotFoundError, UnimplementedError
+from libs.errors import DeadlineError, MeshError, NotFoundError, UnimplementedError, UnreachableError
 
 from .foreign import Body, Foreign, GoneError, Task
+from .outliving import outliving
 from .presence import Presence, must_be_here
 from .runs import Entry, Runs, outcome
 from .turns import Turns
@@ -65,6 +66,7 @@ class Work:
         self._slots = slots
         self._counts_runs = counts_runs
         self._occupying: set[Entry] = set()  # of agentd's slots, also those that we have given up
+        self._astray: list[Entry] = []  # nobody knows whether the agent has begun them
         self._changed = asyncio.Event()
         self.runs = Runs()
         self.is_draining = False
@@ -100,8 +102,10 @@ class Work:
     async def begin(self, entry: Entry, text: str) -> None:
         """Begins the run in the agent. ExhaustedError if it takes no more, UnavailableError if it is not
         there; then the entry is forgotten."""
-        with anyio.CancelScope(shield=True):  # or nobody would know of a run that has begun
-            await self._begin(entry, composed(self._instruction, text, self._turns.admit(entry.gate)))
+        with anyio.CancelScope(shield=True):  # who claims has to know whether it has begun
+            await outliving(
+                self._begin(entry, composed(self._instruction, text, self._turns.admit(entry.gate)))
+            )
 
     def set_paused(self, on: bool) -> None:
         """All that the agent does is held before its next call of its model; or goes on, what is held alone
@@ -115,15 +119,16 @@ class Work:
             self.is_paused = on
             self._events.tell("agent.paused" if on else "agent.resumed")
 
-    async def ask_to_end(self, entry: Entry) -> None:
+    def cancel(self, entry: Entry, reason: str) -> None:
         """Has the agent end it: at once if it is in a call of its model, or else before the next. How it ends
         is seen then."""
+        entry.cancel_reason = reason
         entry.gate.cut(for_good=True)
-        if entry.task_id:
-            with contextlib.suppress(NotFoundError):
-                await self._foreign.cancel(entry.task_id)
-                entry.is_ending = True
-            self.nudge()
+        self.nudge()
+
+    def cut_others(self) -> None:
+        """What the agent does by itself asks its model no more."""
+        self._turns.own.cut(for_good=True)
 
     async def end_strays(self) -> None:
         """Ends runs that are none of ours. To be called while none can be begun."""
@@ -137,13 +142,11 @@ class Work:
                 with contextlib.suppress(NotFoundError):
                     await self._foreign.cancel(stray.id)
 
-    async def give_up(self, entry: Entry, status: Status) -> None:
+    def give_up(self, entry: Entry, status: Status, error: str = "") -> None:
         """Nobody waits for it any more. Its slot is taken until the agent has ended it."""
-        self._end(entry, status)
-        try:
-            await self.ask_to_end(entry)
-        except MeshError as error:
-            _log.warning("cannot end a run that is given up: %s", error, extra={"run": entry.id})
+        self._end(entry, status, error=error)
+        entry.gate.cut(for_good=True)
+        self.nudge()
 
     async def try_verb(self, method: str, **params: object) -> None:
         """A verb of agentd's whose failure is logged."""
@@ -157,6 +160,9 @@ class Work:
         for entry in [each for each in self._occupying if each.task_id]:  # others are being sent just now
             self._lose(entry, "the agent ended before the run did")
             self._leave(entry)
+        for entry in self._astray:
+            self._turns.forget(entry.gate)
+        self._astray.clear()
         self.nudge()
 
     async def _begin(self, entry: Entry, text: str) -> None:
@@ -167,8 +173,9 @@ class Work:
         try:
             must_be_here(self._presence)
             task = await self._foreign.send(text, entry.id)
-        except MeshError:
-            self._leave(entry)
+        except MeshError as error:
+            is_unknown = isinstance(error, (DeadlineError, UnreachableError))
+            self._leave(entry, is_astray=is_unknown and not isinstance(error, GoneError))
             self.runs.forget(entry)
             raise
         if any(each.task_id == task.id for each in self._occupying):
@@ -177,17 +184,19 @@ class Work:
         entry.task_id = task.id
         self._events.tell("run.started", entry.id, trigger=entry.trigger)
         self._tasks.start_soon(self._follow, entry)
-        if entry.cancel_reason is not None:
-            await self.ask_to_end(entry)
 
     async def _follow(self, entry: Entry) -> None:
         wait = _FIRST_LOOK
-        while entry in self._occupying:
+        while True:
             with anyio.move_on_after(wait) as quiet:
                 await self.changed()
             wait = min(wait * _GROWTH, _LONGEST_LOOK)
             if entry.gate.final and not quiet.cancelled_caught:
                 wait = _FIRST_LOOK  # it will end now
+            if entry not in self._occupying:
+                return
+            if entry.must_end and not entry.is_ending:
+                await self._ask_to_end(entry)
             try:
                 task = await self._foreign.task(entry.task_id)
                 is_over = task.ended and await self._is_final(entry, task)
@@ -210,10 +219,16 @@ class Work:
                 entry.may_go_elsewhere = status is Status.FAILED and entry.gate.waited_out
                 self._end(entry, status, error=said, result=text)
                 break
-            if task.state in _WAITS_FOR_SOMEBODY and entry.status is None:
-                self._end(entry, Status.FAILED, error="the agent waits for an answer that nobody here gives")
-                await self.give_up(entry, Status.FAILED)
+            if task.state in _WAITS_FOR_SOMEBODY:
+                self.give_up(entry, Status.FAILED, "the agent waits for an answer that nobody here gives")
         self._leave(entry)
+
+    async def _ask_to_end(self, entry: Entry) -> None:
+        try:
+            await self._foreign.cancel(entry.task_id)
+            entry.is_ending = True
+        except MeshError as error:  # it is asked again
+            _log.debug("cannot end a run: %s", error, extra={"run": entry.id})
 
     async def _is_final(self, entry: Entry, task: Task) -> bool:
         """Canceled it says at once, and does not mean it before its turn is over."""
@@ -239,10 +254,15 @@ class Work:
             self.runs.tell(entry)
         self.nudge()
 
-    def _leave(self, entry: Entry) -> None:
-        """The agent does not do it any more."""
+    def _leave(self, entry: Entry, *, is_astray: bool = False) -> None:
+        """The agent does not do it any more. One that is astray it may do all the same: its first call of
+        the model will end it."""
         self._occupying.discard(entry)
-        self._turns.forget(entry.gate)
+        if is_astray:
+            entry.gate.cut(for_good=True)
+            self._astray.append(entry)
+        else:
+            self._turns.forget(entry.gate)
         self.nudge()
 
     def _lose(self, entry: Entry, why: str) -> None:

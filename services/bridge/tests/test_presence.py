@@ -66,6 +66,8 @@ class Agentd:
             text = json.dumps(self.resource(params["uri"]))
             return self.said(call, {"result": {"contents": [{"text": text}]}})
         answer = self.answers.get(method, {"error": {"code": -32601, "message": method}})
+        if callable(answer):
+            answer = await answer(params)
         return answer if isinstance(answer, web.Response) else self.said(call, answer)
 
     def said(self, call: dict[str, Any], body: dict[str, Any]) -> web.Response:
@@ -167,6 +169,115 @@ async def test_a_run_that_waits_for_an_answer_of_somebody_fails():
             return "CancelTask" in agentd.asked
 
         await until(told_to_end)
+
+
+@dataclass
+class Runs:
+    """Runs of an agent that is deaf to the first call of CancelTask."""
+
+    state: str
+    begun: int = 0
+    cancelled: set[str] = field(default_factory=set)
+    is_deaf: bool = True
+
+    def answers(self) -> dict[str, Any]:
+        return {"SendMessage": self.begin, "GetTask": self.get, "CancelTask": self.cancel}
+
+    async def begin(self, params):
+        self.begun += 1
+        return {"result": {"task": task(f"served.{self.begun}")}}
+
+    async def get(self, params):
+        return {"result": task(params["id"], "CANCELED" if params["id"] in self.cancelled else self.state)}
+
+    async def cancel(self, params):
+        if self.is_deaf:
+            self.is_deaf = False
+            return {"error": {"code": -32603, "message": "not now"}}
+        self.cancelled.add(params["id"])
+        return {"result": task(params["id"], "CANCELED")}
+
+
+async def test_what_could_not_be_ended_at_once_leaves_its_slot_all_the_same():
+    runs = Runs("INPUT_REQUIRED")
+    async with bridged(Agentd(answers=runs.answers())) as (agent, _):
+        await agent.send(Message("one", run_id="r-1"))
+
+        async def has_left():
+            return runs.cancelled and (await agent.condition()).free_slots == 4
+
+        await until(has_left)
+        assert agent.run("r-1").state is State.FAILED
+
+
+async def test_a_cancel_of_everything_ends_all_although_one_cannot_be_ended_at_once():
+    async with bridged(Agentd(answers=Runs("WORKING").answers())) as (agent, _):
+        for run_id in ("r-1", "r-2"):
+            await agent.send(Message("one", run_id=run_id))
+        async with asyncio.timeout(10):
+            runs = await agent.cancel("", "enough")
+        assert [run.state for run in runs] == [State.CANCELED] * 2
+
+
+async def test_a_run_ends_although_the_agent_cannot_be_asked_to_end_it():
+    runs = Runs("WORKING")
+    deaf = {"error": {"code": -32603, "message": "never"}}
+    async with bridged(Agentd(answers={**runs.answers(), "CancelTask": deaf})) as (agent, _):
+        await agent.send(Message("one", run_id="r-1"))
+        cancelling = asyncio.create_task(agent.cancel("r-1", "enough"))
+        runs.state = "COMPLETED"
+        async with asyncio.timeout(10):
+            (run,) = await cancelling
+        assert run.state is State.COMPLETED
+
+
+async def test_a_cancel_of_a_run_that_does_not_begin_after_all_is_answered():
+    may_answer = asyncio.Event()
+
+    async def refuse(params):
+        await may_answer.wait()
+        return {"error": {"code": -32603, "message": "spawn refused"}}
+
+    async with bridged(Agentd(answers={"SendMessage": refuse})) as (agent, _):
+        sending = asyncio.create_task(agent.send(Message("one", run_id="r-1")))
+
+        async def is_known():
+            return agent.runs()
+
+        await until(is_known)
+        cancelling = asyncio.create_task(agent.cancel("", "enough"))
+        await asyncio.sleep(0)  # so that it waits
+        may_answer.set()
+        with pytest.raises(ExhaustedError):
+            await sending
+        async with asyncio.timeout(10):
+            (run,) = await cancelling
+        assert (run.state, run.error) == (State.FAILED, "the agent did not begin it")
+
+
+async def test_a_verb_is_done_although_its_caller_leaves():
+    may_answer = asyncio.Event()
+
+    async def lame_duck(params):
+        await may_answer.wait()
+        return {"result": {}}
+
+    agentd = Agentd(answers={"a2a.LameDuck": lame_duck})
+    async with bridged(agentd) as (agent, _):
+        call = asyncio.create_task(agent.lame_duck(True))
+
+        async def asked():
+            return "a2a.LameDuck" in agentd.asked
+
+        await until(asked)
+        call.cancel()
+        await asyncio.wait({call})
+        may_answer.set()
+
+        async def is_lame():
+            return (await agent.condition()).lame_duck
+
+        await until(is_lame)
 
 
 @pytest.mark.parametrize(

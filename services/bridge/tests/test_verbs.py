@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 from datetime import timedelta
 
@@ -15,12 +16,14 @@ from prometheus_client import REGISTRY
 from agentctl.agent.v1 import agent_service_pb2 as pb
 from agentctl.agent.v1 import run_pb2
 from libs.errors import (
+    DeadlineError,
     ExhaustedError,
     ExistsError,
     NotFoundError,
     PreconditionError,
     UnavailableError,
 )
+from services.bridge.foreign import Foreign
 
 from .lab import ROLE, kill, lab, until
 
@@ -131,6 +134,42 @@ async def test_it_begins_no_more_than_it_has_slots_for(tmp_path):
             await it.stub.SendMessage(message(run_id="r-5", depth=5))
 
 
+async def test_a_run_whose_sender_left_before_the_agent_answered_is_a_run_like_any_other(tmp_path):
+    async with lab(tmp_path) as it, it.agentd() as agentd:
+        await it.stub.ListRuns(pb.ListRunsRequest())  # so that it is connected
+        agentd.send_signal(signal.SIGSTOP)
+        sending = [it.stub.SendMessage(message(run_id=f"r-{n}"), timeout=1) for n in range(4)]
+        left = await asyncio.gather(*sending, return_exceptions=True)
+        assert {type(each) for each in left} == {DeadlineError}
+        assert len(it.bridge.agent.runs()) == 4
+        agentd.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(20):
+            for n in range(4):
+                assert (await ended(it.stub, f"r-{n}")).state == COMPLETED
+        assert (await it.stub.GetStatus(pb.GetStatusRequest())).free_slots == 4
+
+
+async def test_a_run_that_the_agent_may_have_begun_unheard_asks_no_model(tmp_path, monkeypatch):
+    async def unheard(foreign, text, message_id):
+        await send(foreign, text, message_id)
+        raise DeadlineError("no answer")
+
+    send = Foreign.send
+    async with lab(tmp_path) as it, it.agentd():
+        with monkeypatch.context() as patch:
+            patch.setattr(Foreign, "send", unheard)
+            with pytest.raises(DeadlineError):
+                await it.stub.SendMessage(message())
+        await until(lambda: is_idle(it))
+        assert it.model.asked == []
+        assert (await it.stub.SendMessage(message(wait=10))).run.state == COMPLETED
+        assert len(it.model.asked) == 1
+
+
+async def is_idle(it):
+    return not (await it.stub.GetStatus(pb.GetStatusRequest())).runs
+
+
 async def test_a_pause_holds_between_turns_and_says_so_only_then(tmp_path):
     async with lab(tmp_path) as it, it.agentd():
         it.model.may_answer.clear()
@@ -164,6 +203,16 @@ async def names(it, run_id="r-1"):
             found.append(answer.event.name)
             if found[-1] == "run.ended":
                 return found
+
+
+async def test_a_paused_agent_is_not_ready_until_it_is_resumed(tmp_path):
+    async with lab(tmp_path) as it, it.agentd():
+        await it.stub.Pause(pb.PauseRequest())
+        status = await it.stub.GetStatus(pb.GetStatusRequest())
+        assert (status.ready, status.not_ready_reason) == (False, "paused")
+        assert (await plain(it, "/readyz")) == (503, "paused\n")
+        await it.stub.Resume(pb.ResumeRequest())
+        assert (await plain(it, "/readyz"))[0] == 200
 
 
 async def test_one_run_is_paused_and_the_others_go_on(tmp_path):
@@ -298,6 +347,25 @@ async def test_a_drain_gives_up_at_its_deadline(tmp_path):
         assert (run.state, run.status) == (CANCELED, "drained")
         async with asyncio.timeout(15):
             assert await agentd.wait() == 0
+
+
+async def test_a_second_drain_shortens_the_first_although_the_agent_keeps_to_that(tmp_path):
+    async with lab(tmp_path, drain_timeout=timedelta(minutes=2)) as it:
+        it.model.may_answer.clear()
+        loop = ("--mode", "loop", "--interval", "1h", "--drain-timeout", "2m")
+        async with it.agentd(*loop) as agentd:
+            await it.asked()
+            await it.stub.Drain(pb.DrainRequest())
+            await until(lambda: is_told_to_drain(it))
+            answer = await it.stub.Drain(pb.DrainRequest(deadline=lasting(0.5)))
+            assert answer.remaining.ToTimedelta() <= timedelta(seconds=0.5)
+            async with asyncio.timeout(30):
+                assert await agentd.wait() == 0
+                await it.bridge.agent.ended.wait()
+
+
+async def is_told_to_drain(it):
+    return it.bridge.agent.was_drained
 
 
 async def test_an_agent_that_is_killed_takes_its_runs_along_and_is_met_again(tmp_path):
