@@ -64,6 +64,8 @@ def error_of(status: int, answer: Mapping[str, Any]) -> MeshError:
         return PreconditionError(message)
     if status in (401, 403):
         return UnauthorisedError(message)
+    if message.startswith("failed to create typed patch object"):  # an unknown field: a 500 of theirs
+        return InvalidError(message)
     if status in (408, 429) or status >= 500 or status < 400:
         return UnavailableError(message)
     violations: dict[str, str] = {}
