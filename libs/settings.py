@@ -145,7 +145,7 @@ def _parse(kind: Any, text: str) -> object:
 def _allowed(kind: Any) -> str:
     """What may be said, as the end of "it is not …"."""
     if get_origin(kind) is Literal:
-        return "one of " + ", ".join(str(option) for option in get_args(kind))
+        return "one of " + ", ".join(str(option) or "or empty" for option in get_args(kind))
     if present := _present(kind):
         return f"{_allowed(present)}, or empty"
     return _KINDS[kind][1]
@@ -159,12 +159,17 @@ def _present(kind: Any) -> Any:
     return present if none is types.NoneType else None
 
 
+def shown(length: timedelta) -> str:
+    """A duration as it is written in the environment."""
+    seconds = length.total_seconds()
+    whole = (unit for unit in ("d", "h", "m", "s") if seconds and seconds % _UNITS[unit] == 0)
+    unit = next(whole, "ms" if seconds else "s")
+    return f"{seconds / _UNITS[unit]:g}{unit}"
+
+
 def _show(value: object) -> str:
     if isinstance(value, timedelta):
-        seconds = value.total_seconds()
-        whole = (unit for unit in ("d", "h", "m", "s") if seconds and seconds % _UNITS[unit] == 0)
-        unit = next(whole, "ms" if seconds else "s")
-        return f"{seconds / _UNITS[unit]:g}{unit}"
+        return shown(value)
     if isinstance(value, tuple):
         return ",".join(value) or "empty"
     if isinstance(value, bool):

@@ -9,8 +9,11 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from types import FrameType
 
 import uvloop
@@ -19,8 +22,10 @@ from libs import pki, telemetry
 from libs.contract.events import Ring
 from libs.contract.run import Trigger
 from libs.contract.serving import agent_serving, show
+from libs.contract.statuses import Status
+from libs.contract.text import clean
 from libs.enrol import RefusedError, enrolled
-from libs.exits import Exit
+from libs.exits import Exit, intent
 from libs.identity import Identity, Principal
 from libs.settings import SettingsError, describe, load
 
@@ -42,8 +47,7 @@ async def run(settings: Settings, inputs: Inputs) -> Exit:
         try:
             identity = await stack.enter_async_context(enrolled(settings))
         except RefusedError as error:
-            sys.stderr.write(f"agent: {error}\n")
-            return Exit.USAGE
+            return _refuse(error, Exit.USAGE)
         desk = Desk(Ring(), settings.slots)
         toolbox = await stack.enter_async_context(
             tools.connect(
@@ -70,11 +74,27 @@ async def run(settings: Settings, inputs: Inputs) -> Exit:
             engine=engine,
             instruction=inputs.instruction,
         )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, agent.stop)
-        await _serve(agent, settings, identity, stack)
-        needs = Needs(settings.start_timeout, endpoint, toolbox)
-        return await _live(settings, inputs, agent, needs, engine, identity, stack)
+        with _stopped_by_signals(agent):
+            try:
+                await _serve(agent, settings, identity, stack)
+            except OSError as error:  # a port is taken
+                return _refuse(f"cannot listen: {error}", Exit.FAILURE)
+            needs = Needs(settings.start_timeout, endpoint, toolbox)
+            return await _live(settings, inputs, agent, needs, engine, identity, stack)
+
+
+@contextmanager
+def _stopped_by_signals(agent: ReferenceAgent) -> Iterator[None]:
+    """Afterwards they are ignored: how the process ends is decided, and no signal is to change that. Not the
+    loop's handlers, in whose place uvloop puts the kernel's when it ends."""
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(agent.stop))
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
 
 
 async def _serve(
@@ -162,10 +182,34 @@ def main() -> None:
         if not settings.identity_address:
             pki.own(Identity(settings.tls_dir))
     except (SettingsError, ValueError, OSError) as error:
-        sys.stderr.write(f"agent: {error}\n")
-        sys.exit(Exit.USAGE)
+        sys.exit(_refuse(error, Exit.USAGE, reports=not asked))
     signal.signal(signal.SIGTERM, _end)
     sys.exit(uvloop.run(run(settings, inputs)))
+
+
+def _refuse(reason: object, code: Exit, *, reports: bool = True) -> Exit:
+    """Tells why nothing was begun. Of a process for one run, also in its report."""
+    sys.stderr.write(f"agent: {reason}\n")
+    file, mode = os.environ.get("AGENT_REPORT_FILE"), os.environ.get("AGENT_MODE", "")
+    if file and mode in ("once", "workflow") and reports:
+        from libs.contract.report import Report  # costly
+
+        now = datetime.now(UTC)
+        report = Report(
+            run_id=clean(os.environ.get("AGENT_RUN_ID", ""))[:128],
+            status=Status.FAILED,
+            exit_code=code,
+            intent=intent(code),
+            mode=mode,
+            error=str(reason),
+            started_at=now,
+            ended_at=now,
+        )
+        try:
+            report.write(Path(file))
+        except OSError as error:
+            sys.stderr.write(f"agent: cannot write the report: {error}\n")
+    return code
 
 
 def _end(number: int, frame: FrameType | None) -> None:

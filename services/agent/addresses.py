@@ -46,6 +46,15 @@ def safe(url: str) -> bool:
         return False
 
 
+def is_address(host: str) -> bool:
+    """Whether one can listen there: an IP address, or localhost."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return True
+
+
 def _server(path: str, given: object) -> Server:
     if not isinstance(given, dict):
         raise ValueError(f"{path}: is no object")

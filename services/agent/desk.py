@@ -35,7 +35,9 @@ Work = Callable[[Underway], Awaitable[Ended]]
 class Desk:
     """All runs of this process, and the gates: paused, lame duck, draining.
 
-    `on_gates` is called, at once, when a gate has moved. Results of ended runs are kept while there is room.
+    Whatever begins a run does so while the desk `can_begin`: `slots` bounds them all together. `on_change` is
+    called, at once, when a gate has moved or a run has begun or ended. Results of ended runs are kept while
+    there is room.
     """
 
     def __init__(self, events: Ring, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,7 +49,7 @@ class Desk:
         self.draining = False
         self.unusable = ""
         """Why no run can do well, as the last one that asked the model found out; empty if it did not."""
-        self.on_gates: list[Callable[[], None]] = []
+        self.on_change: list[Callable[[], None]] = []
         self._underway: dict[Underway, None] = {}
         self._past: dict[str, Underway] = {}
         self._past_bytes = 0
@@ -56,7 +58,7 @@ class Desk:
         self._news = asyncio.Event()
         self._stopped_by_drain: set[anyio.CancelScope] = set()
         metrics.PAUSED.set(to=0)
-        self._gauge()
+        self._changed()
 
     # What there is
 
@@ -93,8 +95,13 @@ class Desk:
 
     @property
     def is_open(self) -> bool:
-        """Whether something new may begin now."""
+        """Whether no gate keeps something new from beginning."""
         return not (self.paused or self.lame_duck or self.draining)
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether a run may begin now."""
+        return self.is_open and self.free_slots > 0
 
     # Waiting
 
@@ -114,7 +121,7 @@ class Desk:
 
     async def may_begin(self) -> bool:
         """Waits while nothing new may begin. False: nothing will any more."""
-        await self.until(lambda: self.is_open or self.draining)
+        await self.until(lambda: self.can_begin or self.draining)
         return not self.draining
 
     async def drains_within(self, pause: timedelta) -> bool:
@@ -152,8 +159,7 @@ class Desk:
         run = Underway(order, self, self.clock(), digest, subject=order.subject)
         self._underway[run] = None
         run.tell("run.started", trigger=order.trigger)
-        self._gauge()
-        self.wake()
+        self._changed()
         return run
 
     async def carry(
@@ -188,8 +194,7 @@ class Desk:
             self.unusable = ended.error if ended.is_ours else ""
         metrics.RUNS.inc(ended.status)
         run.tell("run.ended", status=ended.status, steps=run.usage.steps, tokens=run.usage.tokens)
-        self._gauge()
-        self.wake()
+        self._changed()
 
     def _keep(self, run: Underway) -> None:
         """Beside the other ended ones. What is too much goes: first old results, then old runs."""
@@ -241,13 +246,14 @@ class Desk:
                 self.events.tell("agent.paused" if on else "agent.resumed")
             else:
                 self.events.tell(f"agent.{name}", on=str(on).lower())
-            for tell in self.on_gates:
-                tell()
-        self.wake()
+        self._changed()
 
-    def _gauge(self) -> None:
+    def _changed(self) -> None:
         metrics.ACTIVE_RUNS.set(to=len(self._underway))
         metrics.SATURATION.set(to=min(len(self._underway) / self.slots, 1.0))
+        for tell in self.on_change:
+            tell()
+        self.wake()
 
 
 def _span(order: Order) -> AbstractContextManager[Span]:

@@ -19,6 +19,7 @@ from libs import telemetry
 from libs.contract import metrics
 from libs.contract.run import Usage
 from libs.contract.statuses import Status
+from libs.settings import shown
 
 from .calls import Calls, Tools
 from .order import Bounds, Ended, Live, Order
@@ -75,7 +76,8 @@ class _Run:
                 return await self._turns()
             except ServerAwayError as error:
                 return Ended(Status.SERVER, self._said, str(error), passes=True)
-        return self._limited("deadline", Status.DEADLINE, f"not done within {deadline}")
+        assert deadline is not None
+        return self._limited("deadline", Status.DEADLINE, f"not done within {shown(deadline)}")
 
     async def _turns(self) -> Ended:
         while True:
@@ -84,6 +86,8 @@ class _Run:
             tools = await self._engine.toolbox.tools()
             answer = await self._ask(tools)
             if isinstance(answer, Failure):
+                if over := self._over():  # an answer that is none may be paid for
+                    return over
                 if answer.kind == "budget":
                     self._reached("tokens")
                 return replace(failed(answer), text=self._said)
@@ -103,7 +107,9 @@ class _Run:
             await self._step("model")
             result = await self._engine.model.complete(asked)
             self._count(result)
-            if isinstance(result, Answer) or result.fault is not Fault.MODEL or number == last:
+            if isinstance(result, Answer) or result.fault is not Fault.MODEL:
+                break
+            if number == last or self._is_spent:
                 break
             pause = _FIRST_PAUSE * 2 ** (number - 1) * random.uniform(0.5, 1.0)
             if result.retry_after is not None:
@@ -143,15 +149,16 @@ class _Run:
 
     def _count(self, result: Answer | Failure) -> None:
         metrics.MODEL_UP.set(to=isinstance(result, Answer))
+        metrics.TOKENS.inc("in", by=result.input_tokens)
+        metrics.TOKENS.inc("out", by=result.output_tokens)
+        is_turn = isinstance(result, Answer)
+        self._live.spend(Usage(result.input_tokens, result.output_tokens, steps=int(is_turn)))
         if isinstance(result, Failure):
             metrics.MODEL_ERRORS.inc(result.kind)
             self._live.tell("model.failed", reason=result.kind)
             return
         metrics.MODEL_CALLS.inc()
         metrics.STEPS.inc()
-        metrics.TOKENS.inc("in", by=result.input_tokens)
-        metrics.TOKENS.inc("out", by=result.output_tokens)
-        self._live.spend(Usage(result.input_tokens, result.output_tokens, steps=1))
         self._live.tell("model.called", input_tokens=result.input_tokens, output_tokens=result.output_tokens)
 
     def _over(self) -> Ended | None:
@@ -159,9 +166,14 @@ class _Run:
         used, bounds = self._live.usage, self._bounds
         if bounds.max_steps is not None and used.steps >= bounds.max_steps:
             return self._limited("steps", Status.EXHAUSTED_STEPS, f"not done after {used.steps} steps")
-        if bounds.max_tokens is not None and used.tokens >= bounds.max_tokens:
+        if self._is_spent:
             return self._limited("tokens", Status.EXHAUSTED_TOKENS, f"not done after {used.tokens} tokens")
         return None
+
+    @property
+    def _is_spent(self) -> bool:
+        most = self._bounds.max_tokens
+        return most is not None and self._live.usage.tokens >= most
 
     def _crossed(self, answer: Answer) -> Ended | None:
         """Whether this answer took more than there was. It is kept: it is paid for."""

@@ -28,6 +28,15 @@ class Inputs:
 
 def read(settings: Settings) -> Inputs:
     """ValueError has a line for each thing that is wrong."""
+    for name, file in (
+        ("OPENAI_API_KEY_FILE", settings.api_key_file),
+        ("AGENT_MODEL_CA_FILE", settings.model_ca_file),
+    ):
+        try:
+            if file:
+                file.read_bytes()
+        except OSError as error:
+            raise ValueError(f"{name}: {error}") from error
     run_id = settings.run_id or new_id()
     if settings.workflow_file is None:
         return Inputs(settings.prompt(), run_id)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Thread
 
 from libs.contract.run import Run, Trigger, state_of
 from libs.contract.statuses import Status, exit_code
@@ -43,8 +46,21 @@ class Life:
             try:
                 ended = await self._start() or await mode()
             finally:
-                result.tell(self.agent, ended)
+                text = result.tell(self.agent, ended)
+            await self._say(text)
             return exit_code(ended.status)
+
+    async def _say(self, text: str) -> None:
+        """To stdout. Whoever reads it is waited for, but not past the end of a drain."""
+        if not text or sys.stdout is None:  # the process may have begun without
+            return
+        desk = self.agent.desk
+        writing = asyncio.wrap_future(_written(sys.stdout.fileno(), text.encode(errors="replace") + b"\n"))
+        writing.add_done_callback(lambda _: desk.wake())
+        await desk.until(lambda: writing.done() or self.agent.is_cut_off)
+        reason = writing.exception() if writing.done() else "nobody has read it"
+        if reason:
+            _log.error("cannot write the result", extra={"reason": str(reason)})
 
     async def _start(self) -> Ended | None:
         """What is missing. A drain ends the waiting for it."""
@@ -56,27 +72,20 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Where the outcome of the only run goes: its text to stdout, the report to a file."""
+    """What is told of the only run."""
 
     run_id: str
     trigger: Trigger
     report_file: Path | None
 
-    def tell(self, agent: ReferenceAgent, ended: Ended) -> None:
-        """Once. A report that cannot be written changes nothing else."""
+    def tell(self, agent: ReferenceAgent, ended: Ended) -> str:
+        """Leaves the report; the answer. A report that cannot be written changes nothing else."""
         run = self._run(agent, ended)
         level = logging.INFO if run.status is Status.COMPLETED else logging.ERROR
         _log.log(level, "the run ended", extra={"run": run.id, "status": run.status, "reason": run.error})
-        if run.result and sys.stdout:  # there is none if the process began without
-            try:
-                sys.stdout.buffer.write(run.result.encode(errors="replace") + b"\n")
-                sys.stdout.flush()
-            except OSError as error:  # nobody reads it
-                _log.error("cannot write the result", extra={"reason": str(error)})
-                with open(os.devnull, "wb") as nowhere:  # or Python would try again at its end: exit code 120
-                    os.dup2(nowhere.fileno(), sys.stdout.fileno())
         if self.report_file:
             self._report(run, agent)
+        return run.result
 
     def _report(self, run: Run, agent: ReferenceAgent) -> None:
         from libs.contract.report import Report  # costly
@@ -99,3 +108,22 @@ class Result:
             uptime = agent.uptime
             run = Run(self.run_id, self.trigger, state_of(ended.status), ended.status, ended.error)
             return replace(run, age=uptime, took=uptime)
+
+
+def _written(file: int, data: bytes) -> Future[None]:
+    """Done when all of it is; OSError. In a thread of its own, that a process can end without."""
+
+    def write() -> None:
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(file, left) :]
+        except OSError as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    done: Future[None] = Future()
+    done.set_running_or_notify_cancel()  # from here on nobody cancels it
+    Thread(target=write, daemon=True).start()
+    return done

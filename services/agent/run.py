@@ -80,6 +80,9 @@ class Failure:
     kind: str
     fault: Fault
     retry_after: timedelta | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    """A reply that is no answer may be paid for all the same."""
 
 
 def opening(instruction: str, text: str) -> list[Message]:
@@ -177,27 +180,28 @@ def retry_after(headers: Mapping[str, str], now: datetime) -> timedelta | None:
 def _answer(body: bytes) -> Answer | Failure:
     try:
         reply = json.loads(body)
+    except (ValueError, RecursionError):
+        return _nonsense("the reply is not JSON", (0, 0))
+    used = _used(reply)
+    try:
         choice = reply["choices"][0]
         message = choice["message"]
         text, finish = message.get("content") or "", str(choice.get("finish_reason") or "")
         refusal = str(message.get("refusal") or "")
         asked = [_identified(call, number) for number, call in enumerate(message.get("tool_calls") or ())]
         if len(asked) > _MOST_CALLS or _is_deep(asked):
-            return Failure(f"model: more than {_MOST_CALLS} tool calls, or too deep", "body", Fault.MODEL)
+            return _nonsense(f"more than {_MOST_CALLS} tool calls, or too deep", used)
         calls = tuple(_call(each) for each in asked)
-        usage = reply.get("usage") or {}
-        read, written = (_tokens(usage.get(f"{kind}_tokens")) for kind in ("prompt", "completion"))
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
-        return Failure("model: the reply is not a chat completion", "body", Fault.MODEL)
+        return _nonsense("the reply is not a chat completion", used)
     if not isinstance(text, str):
-        return Failure("model: the answer is not text", "body", Fault.MODEL)
+        return _nonsense("the answer is not text", used)
     text = clean(text)
     if not (text.strip() or calls or refusal) and finish not in ("length", "content_filter"):
-        return Failure("model: the answer is empty", "body", Fault.MODEL)
+        return _nonsense("the answer is empty", used)
     return Answer(
         text,
-        read,
-        written,
+        *used,
         clean(str(reply.get("model") or ""))[:_NAME_CHARACTERS],
         clean(str(reply.get("id") or ""))[:_NAME_CHARACTERS],
         clean(finish)[:_NAME_CHARACTERS],
@@ -207,9 +211,23 @@ def _answer(body: bytes) -> Answer | Failure:
     )
 
 
+def _nonsense(error: str, used: tuple[int, int]) -> Failure:
+    return Failure(f"model: {error}", "body", Fault.MODEL, None, *used)
+
+
+def _used(reply: Any) -> tuple[int, int]:
+    """Tokens of the prompt and of the answer, as the provider counts; 0 for what is no count."""
+    usage = reply.get("usage") if isinstance(reply, dict) else None
+    if not isinstance(usage, dict):
+        return 0, 0
+    return _tokens(usage.get("prompt_tokens")), _tokens(usage.get("completion_tokens"))
+
+
 def _tokens(said: Any) -> int:
-    """As the provider counts, if that can be."""
-    return min(max(int(said or 0), 0), _MOST_TOKENS)
+    try:
+        return min(max(int(said or 0), 0), _MOST_TOKENS)
+    except (ValueError, TypeError, OverflowError):
+        return 0
 
 
 def _is_deep(value: Any, left: int = _DEEPEST) -> bool:

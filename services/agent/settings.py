@@ -10,7 +10,7 @@ from typing import Literal
 
 from libs.enrol import Credentials
 
-from .addresses import safe, servers_of, uris_of
+from .addresses import is_address, safe, servers_of, uris_of
 from .order import Bounds
 from .tools.tool import Server
 
@@ -43,7 +43,7 @@ _NEEDED: dict[Mode, str] = {
 class Settings(Credentials):
     """AGENT_*, the mesh's AGENTCTL_*, and OPENAI_* as the stock OpenAI clients name them."""
 
-    mode: Literal["", "once", "loop", "reactive", "workflow", "claim"] = ""
+    mode: Literal["once", "loop", "reactive", "workflow", "claim", ""] = ""
     """When it runs. Empty: claim if AGENT_QUEUE is set, and otherwise an error."""
 
     queue: str = ""
@@ -75,7 +75,7 @@ class Settings(Credentials):
     """Servers of tools and resources: a JSON list of {"name", "endpoint", "tags"}."""
 
     slots: int = 4
-    """Runs, items, or steps worked on at the same time, 1 to 256."""
+    """Runs at the same time, whatever began them; also steps of a workflow. 1 to 256."""
 
     max_steps: int = 50
     """Turns with the model that a run may take."""
@@ -180,7 +180,7 @@ class Settings(Credentials):
             return self.instruction
         try:
             text = self.instruction_file.read_text(encoding="utf-8")
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise ValueError(f"AGENT_INSTRUCTION_FILE: {error}") from error
         if not text.strip() or len(text) > MAX_INSTRUCTION:
             raise ValueError(
@@ -259,6 +259,8 @@ class Settings(Credentials):
             (1 <= self.max_depth <= 100, "AGENT_MAX_DEPTH: 1 to 100"),
             (0 <= self.port < 65536, "AGENT_PORT: 0 to 65535"),
             (0 <= self.metrics_port < 65536, "AGENT_METRICS_PORT: 0 to 65535"),
+            (not self.port or self.port != self.metrics_port, "AGENT_METRICS_PORT: is that of AGENT_PORT"),
+            (is_address(self.host), f"AGENT_HOST: {self.host!r} is no IP address, nor localhost"),
             (self.lease >= second, "AGENT_LEASE: at least 1s"),
             (
                 self.loop_interval is None or self.loop_interval > timedelta(0),

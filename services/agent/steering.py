@@ -73,11 +73,13 @@ class ReferenceAgent(agent.Agent, AbstractAsyncContextManager["ReferenceAgent"])
         self._began = desk.clock()
         self._started = False
         self._is_told = False
+        self.is_cut_off = False
+        """A drain has come to its end: nothing is waited for any more."""
         self._apart = ""  # what the mode depends on, and is not there
         self._tasks = asyncio.TaskGroup()
         metrics.UP.set(to=1)
         metrics.READY.set(to=0)
-        desk.on_gates.append(self._say_ready)
+        desk.on_change.append(self._say_ready)
         self.events.tell("agent.started", mode=manifest.mode)
 
     # Its life
@@ -162,6 +164,8 @@ class ReferenceAgent(agent.Agent, AbstractAsyncContextManager["ReferenceAgent"])
             begin(left)
 
     def _cut_off(self) -> None:
+        self.is_cut_off = True
+        self.desk.wake()
         if self.desk.underway():
             metrics.DRAINS.inc("forced")
             self.desk.interrupt(_DRAINED)

@@ -6,6 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+
+import anyio
 
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from libs.contract import metrics
@@ -43,20 +46,26 @@ class Claim:
         self._client = client
         self._me = me
         self._queue = queue
-        self._worker = Worker(client, [queue], slots=desk.slots, lease=lease)
+        self._workers = [Worker(client, [queue], lease=lease) for _ in range(desk.slots)]  # one for each slot
+        self._busy: set[Worker] = set()
         self._unusable: Ended | None = None
-        desk.on_gates.append(self._follow)
+        desk.on_change.append(self._follow)
         self._follow()
 
     async def run(self) -> Exit:
         """The process's end."""
         await self._take_back()
+        refusal: BaseException | None = None
         _log.info("working", extra={"queue": self._queue, "slots": self._desk.slots})
         try:
-            await self._worker.run(self.handle)
-        except MeshError as error:  # claims are refused, and no retry can mend it
-            _log.error("may not claim", extra={"reason": str(error)})
-            return Exit.USAGE if isinstance(error, InvalidError | NotFoundError) else Exit.SERVER
+            async with anyio.create_task_group() as tasks:
+                for worker in self._workers:
+                    tasks.start_soon(worker.run, partial(self._occupy, worker))
+        except* MeshError as refused:  # claims are refused, and no retry can mend it
+            refusal = refused.exceptions[0]
+        if refusal:
+            _log.error("may not claim", extra={"reason": str(refusal)})
+            return Exit.USAGE if isinstance(refusal, InvalidError | NotFoundError) else Exit.SERVER
         if self._unusable:
             _log.error("stopped: no item can be done", extra={"reason": self._unusable.error})
             return Exit.INTELLIGENCE
@@ -64,7 +73,8 @@ class Claim:
 
     def drain(self, deadline: timedelta) -> None:
         """Claim no more, and give back what is not done by then."""
-        self._worker.drain(deadline)
+        for worker in self._workers:
+            worker.drain(deadline)
 
     async def check(self) -> None:
         """UnavailableError unless coordination answers."""
@@ -114,7 +124,7 @@ class Claim:
         no item should suffer for it."""
         if ended.is_ours and self._unusable is None:
             self._unusable = ended
-            self._worker.drain(timedelta(0))
+            self.drain(timedelta(0))
         await asyncio.Event().wait()
 
     async def _take_back(self) -> None:
@@ -127,11 +137,22 @@ class Claim:
         except MeshError as error:  # then they end by themselves
             _log.warning("cannot give back what this pod held", extra={"reason": str(error)})
 
+    async def _occupy(self, worker: Worker, task: Task) -> Result:
+        self._busy.add(worker)
+        try:
+            return await self.handle(task)
+        finally:
+            self._busy.discard(worker)
+            self._follow()
+
     def _follow(self) -> None:
-        if self._desk.is_open:
-            self._worker.resume()
-        else:
-            self._worker.suspend()
+        """As many idle workers claim as there are free slots."""
+        free = self._desk.free_slots if self._desk.is_open else 0
+        idle = [worker for worker in self._workers if worker not in self._busy]
+        for worker in idle[:free]:
+            worker.resume()
+        for worker in idle[free:]:
+            worker.suspend()
 
 
 def document(payload: bytes) -> str | Ended:

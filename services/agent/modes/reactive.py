@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -18,7 +18,7 @@ from libs.errors import MeshError
 from libs.exits import Exit
 from libs.ids import new_id
 
-from ..backoff import pauses
+from ..backoff import Pauses
 from ..desk import Desk
 from ..order import Order
 from ..steering import Engine
@@ -53,7 +53,7 @@ class Subject:
     """A resource, and how far the agent has come with it."""
 
     uri: str
-    pauses: Iterator[float]
+    pauses: Pauses
     waits: bool = False
     """It is to be looked at."""
     first_change: float = 0.0  # of those that wait, on the desk's clock
@@ -62,7 +62,7 @@ class Subject:
 
 
 class Reactive:
-    """One run at a time for each URI; different ones side by side, as many as there are slots."""
+    """One run at a time for each URI; different ones side by side, as many as there are free slots."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Reactive:
         uris: Sequence[str],
         *,
         debounce: timedelta = _DEBOUNCE,
-        waits: Callable[[], Iterator[float]] = pauses,
+        waits: Callable[[], Pauses] = Pauses,
     ) -> None:
         self._debounce = debounce.total_seconds()
         self._waits = waits
@@ -83,7 +83,7 @@ class Reactive:
         self._resources = resources
         self._subjects = {uri: Subject(uri, waits()) for uri in uris}
         self._lost: MeshError | None = None
-        self._slots = asyncio.Semaphore(desk.slots)
+        self._looks = asyncio.Semaphore(desk.slots)  # what is read should have a slot
 
     def waiting(self) -> int:
         """Resources that wait for a run."""
@@ -123,7 +123,7 @@ class Reactive:
         while True:
             await desk.until(lambda: subject.waits or desk.draining)
             await self._rest(subject)
-            async with self._slots:
+            async with self._looks:
                 if not await desk.may_begin():
                     return
                 pause = await self._react(subject)
@@ -150,7 +150,7 @@ class Reactive:
         except MeshError as error:
             _log.warning("cannot read a resource", extra={"uri": subject.uri, "reason": str(error)})
             return self._again(subject)
-        if found is None or not self._desk.is_open:  # meanwhile nothing new may begin
+        if found is None or not self._desk.can_begin:  # any more
             self._look_again(subject)
             return timedelta(0)
         text, digest = found
@@ -166,13 +166,13 @@ class Reactive:
                 extra={"run": order.id, "uri": subject.uri, "status": ended.status, "reason": ended.error},
             )
         if ended.passes:
-            return max(self._again(subject), ended.retry_after or timedelta(0))
+            return self._again(subject, ended.retry_after)
         subject.handled, subject.pauses = digest, self._waits()
         return timedelta(0)
 
-    def _again(self, subject: Subject) -> timedelta:
+    def _again(self, subject: Subject, asked: timedelta | None = None) -> timedelta:
         self._look_again(subject)
-        return timedelta(seconds=next(subject.pauses))
+        return timedelta(seconds=subject.pauses.at_least(asked))
 
     def _look_again(self, subject: Subject) -> None:
         subject.waits = True

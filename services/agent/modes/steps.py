@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from graphlib import CycleError, TopologicalSorter
 from hashlib import sha256
+from itertools import chain
 from typing import Annotated, Any
 
 import msgspec
@@ -31,6 +32,7 @@ from libs.yamls import YamlError, documents
 _MOST_BYTES = 256 * 1024
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PLACE = re.compile(r"\{\{\s*steps\.([^{}\s]*)\s*\}\}")
+_LIKE_A_PLACE = re.compile(r"\{\{\s*steps?\b[^{}]*\}\}", re.IGNORECASE)
 
 _Name = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")]
 _Words = Annotated[str, Meta(min_length=1, max_length=65536, pattern=r"\S")]
@@ -146,6 +148,8 @@ def _problem(step: Step, waits: Mapping[str, Sequence[str]]) -> str:
         return ".input: goes with an instruction; a tool has arguments"
     if step.instruction and step.arguments:
         return ".arguments: go with a tool"
+    if found := _LIKE_A_PLACE.search(step.instruction):
+        return f".instruction: {found[0]}: is filled in only in input and arguments"
     for name in waits[step.name]:
         if name not in waits:
             return f".needs: there is no step {name}"
@@ -153,9 +157,12 @@ def _problem(step: Step, waits: Mapping[str, Sequence[str]]) -> str:
         order = tuple(TopologicalSorter(_closure(step.name, waits)).static_order())
     except CycleError as error:
         return f".needs: goes round in a circle: {', '.join(error.args[1])}"
-    for name in _places([step.input, step.arguments]):
-        if name not in order or name == step.name:
-            return f": {{{{steps.{name}}}}}: it does not wait for a step {name}"
+    texts = _texts([step.input, step.arguments])
+    for found in chain.from_iterable(map(_LIKE_A_PLACE.finditer, texts)):
+        if (place := _PLACE.fullmatch(found[0])) is None:
+            return f": {found[0]}: is not {{{{steps.NAME}}}}"
+        if place[1] not in order or place[1] == step.name:
+            return f": {found[0]}: it does not wait for a step {place[1]}"
     return ""
 
 
@@ -170,13 +177,13 @@ def _closure(name: str, waits: Mapping[str, Sequence[str]]) -> dict[str, Sequenc
     return found
 
 
-def _places(value: Any) -> list[str]:
+def _texts(value: Any) -> list[str]:
     match value:
         case str():
-            return _PLACE.findall(value)
+            return [value]
         case dict():
-            return [name for each in value.values() for name in _places(each)]
+            return [text for each in value.values() for text in _texts(each)]
         case list():
-            return [name for each in value for name in _places(each)]
+            return [text for each in value for text in _texts(each)]
         case _:
             return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
@@ -12,10 +12,12 @@ from typing import Any, Protocol
 import anyio
 from anyio import to_thread
 
+from libs.contract import metrics
 from libs.contract.run import Trigger, Usage
 from libs.contract.statuses import Status
+from libs.settings import shown
 
-from ..backoff import pauses
+from ..backoff import Pauses
 from ..desk import Desk
 from ..order import Ended, Live, Order
 from ..steering import Engine
@@ -47,8 +49,8 @@ class Workflow:
     """Before that of each step."""
     deadline: timedelta | None = None
     kept: Kept | None = None
-    waits: Callable[[], Iterator[float]] = pauses
-    """Seconds between the tries of a step."""
+    waits: Callable[[], Pauses] = Pauses
+    """Between the tries of a step."""
 
     async def run(self) -> Ended:
         """The run: its result is that of the last step. `drained` if a drain comes before its end."""
@@ -60,7 +62,10 @@ class Workflow:
     async def _work(self, run: Underway) -> Ended:
         with anyio.move_on_after(_seconds(self.deadline)) as scope:
             return await _Course(self, run, Clock(scope)).run()
-        return Ended(Status.DEADLINE, error=f"took longer than {self.deadline}")
+        metrics.LIMITS.inc("deadline")
+        run.tell("limit.reached", limit="deadline")
+        assert self.deadline is not None
+        return Ended(Status.DEADLINE, error=f"not done within {shown(self.deadline)}")
 
 
 class _Course:
@@ -132,14 +137,14 @@ class _Course:
                 extra={"step": step.name, "status": ended.status, "reason": ended.error},
             )
             live.clocks = (self._clock,)
-            await anyio.sleep(max(next(waits), _seconds(ended.retry_after or timedelta(0))))
+            await anyio.sleep(waits.at_least(ended.retry_after))
 
     async def _once(self, step: Step, live: _StepLive) -> Ended:
         live.tries += 1
         with anyio.move_on_after(_seconds(step.within)) as scope:
             live.clocks = (self._clock, Clock(scope))
             return await self._do(step, live)
-        return Ended(Status.DEADLINE, error=f"took longer than {step.deadline}")
+        return Ended(Status.DEADLINE, error=f"not done within {step.deadline}")
 
     async def _do(self, step: Step, live: _StepLive) -> Ended:
         workflow = self._workflow

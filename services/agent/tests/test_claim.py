@@ -16,7 +16,7 @@ from libs import pki
 from libs.contract.agent import Message
 from libs.contract.run import State
 from libs.contract.statuses import Status
-from libs.errors import DeniedError, NotFoundError, UnavailableError
+from libs.errors import DeniedError, ExhaustedError, NotFoundError, UnavailableError
 from libs.exits import Exit
 from libs.testing.mesh import mesh
 from libs.work import connect
@@ -243,6 +243,53 @@ async def test_messages_are_served_beside_items(tmp_path):
         await coordination.settled(1)
         await agent.desk.until(lambda: agent.run(run.id).state.ended)
     assert agent.run(run.id).result == "about hello"
+
+
+async def test_messages_and_items_share_the_slots_and_no_item_is_claimed_without_one(tmp_path):
+    turns = Turns(1)
+    coordination = queue(b"a", b"b", b"c")
+    async with claiming(tmp_path, coordination, Engine(turns)) as (agent, _):
+        at_once = []
+        agent.desk.on_change.append(lambda: at_once.append(len(agent.desk.underway())))
+        await agent.send(Message("hello"))
+        await turns.until(2)
+        with pytest.raises(ExhaustedError):
+            await agent.send(Message("too many"))
+        for _ in range(5):  # time enough for a claim
+            assert agent.check is not None
+            await agent.check()
+        assert (coordination.granted, (await agent.condition()).free_slots) == (1, 0)
+        for _ in range(4):
+            turns.go.release()
+        await coordination.settled(3)
+    assert max(at_once) == 2
+    assert set(coordination.acked) == {"0", "1", "2"}
+    assert not coordination.released
+
+
+async def test_a_message_that_takes_the_last_slot_withdraws_the_claim(tmp_path):
+    turns = Turns(1)
+    coordination = queue(b"a", b"b")
+    async with claiming(tmp_path, coordination, Engine(turns)) as (agent, _):
+        await turns.until(2)
+        for _ in range(2):
+            turns.go.release()
+        await coordination.settled(2)
+        await agent.desk.until(lambda: not agent.desk.underway())
+        for _ in range(2):
+            await agent.send(Message("hello"))
+        await turns.until(4)
+        coordination.payloads.append(b"c")
+        for _ in range(5):  # time enough for a claim
+            assert agent.check is not None
+            await agent.check()
+        assert coordination.granted == 2
+        turns.go.release()
+        await turns.until(5)
+        for _ in range(2):
+            turns.go.release()
+        await coordination.settled(3)
+    assert set(coordination.acked) == {"0", "1", "2"}
 
 
 async def test_the_run_is_part_of_the_submitters_trace(tmp_path):

@@ -228,6 +228,16 @@ async def test_what_does_not_pass_ends_the_run_after_so_many_tries():
     assert counted("agent_intel_up") == 0
 
 
+async def test_what_an_empty_answer_costs_counts_and_is_limited():
+    live, before = Seen(), counted("agent_tokens_total", type="in")
+    async with provider(says("", tokens=(5, 3))) as it:
+        end = await did(it, live=live, max_tokens=1)
+    assert (end.status, end.error) == (Status.EXHAUSTED_TOKENS, "not done after 8 tokens")
+    assert (len(it.asked), live.usage) == (1, Usage(5, 3))
+    assert counted("agent_tokens_total", type="in") == before + 5
+    assert live.events[-1] == ("limit.reached", {"limit": "tokens"})
+
+
 async def test_where_a_queue_tries_again_the_engine_does_not():
     async with provider(fails(503, retry_after="7")) as it:
         end = await did(it, tries=1)
@@ -274,6 +284,7 @@ async def test_the_deadline_interrupts_the_model():
         end = await did(it, deadline=timedelta(seconds=0.1))
     assert end.status is Status.DEADLINE
     assert it.hung.is_set()
+    assert end.error == "not done within 100ms"
     assert counted("agent_limit_exceeded_total", limit="deadline") == before + 1
 
 

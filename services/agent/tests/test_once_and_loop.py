@@ -6,14 +6,18 @@ import asyncio
 import sys
 from datetime import timedelta
 
+import pytest
+
 from libs.contract.agent import Message
 from libs.contract.run import State, Trigger
 from libs.contract.statuses import Status, exit_code
+from libs.errors import ExhaustedError
 from libs.exits import Exit
-from services.agent.life import Result
+from services.agent.life import Life, Result
 from services.agent.modes.loop import Loop
 from services.agent.modes.once import Once
 from services.agent.order import Ended
+from services.agent.starting import Needs
 
 from .fakes import NOW, SOON, Engine, Turns, failing, forever, living, reference
 
@@ -90,6 +94,26 @@ async def test_a_loop_goes_on_until_a_drain():
     assert len({order.id for order in engine.orders}) == len(engine.orders) >= 3
 
 
+async def test_a_turn_of_a_loop_waits_while_messages_have_the_slots():
+    turns = Turns(1)
+    engine = Engine(turns)
+    agent = reference(engine, slots=1)
+
+    async def mode() -> Exit:
+        await agent.send(Message("hello"))
+        return await Loop(agent.desk, engine, "Look.", LONG).run()
+
+    async with living(agent, mode):
+        await turns.until(1)
+        assert [run.order.trigger for run in agent.desk.underway()] == [Trigger.MESSAGE]
+        turns.go.release()
+        await turns.until(2)
+        assert [run.order.trigger for run in agent.desk.underway()] == [Trigger.LOOP]
+        with pytest.raises(ExhaustedError):
+            await agent.send(Message("hello"))
+        turns.go.release()
+
+
 async def test_a_failed_run_does_not_end_the_loop():
     engine = Engine(failing(Status.EXHAUSTED_TOKENS))
     agent = reference(engine)
@@ -139,8 +163,8 @@ async def test_a_loop_that_is_paused_or_a_lame_duck_begins_no_run():
 
 async def test_a_process_that_began_without_stdout_reports_all_the_same(tmp_path, monkeypatch):
     agent = reference(Engine())
-    async with living(agent, Once(agent.desk, Engine(), "Do it.", "r").run) as life:
-        ended = await life
-        monkeypatch.setattr(sys, "stdout", None)
-        Result("r", Trigger.ONCE, tmp_path / "report").tell(agent, ended)
+    once = Once(agent.desk, Engine(), "Do it.", "r")
+    monkeypatch.setattr(sys, "stdout", None)
+    code = await Life(agent, Needs(SOON)).end(once.run, Result("r", Trigger.ONCE, tmp_path / "report"))
+    assert code is Exit.OK
     assert b'"completed"' in (tmp_path / "report").read_bytes()

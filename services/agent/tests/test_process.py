@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -335,7 +336,7 @@ async def test_capabilities_are_the_manifest(tmp_path):
     [
         (["--help"], {}, 0),
         (["--nonsense"], {}, 2),
-        ([], {"AGENT_TYPO": "1"}, 2),
+        (["--capabilities"], {"AGENT_TYPO": "1"}, 2),
         ([], {"AGENT_MODE": "x"}, 2),
     ],
 )
@@ -354,3 +355,78 @@ async def test_a_reader_that_has_gone_changes_no_exit_code(tmp_path):
             assert await it.process.wait() == 0
     assert it.report.status == "completed"
     assert "cannot write the result" in it.log
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings", "words"),
+    [
+        ("once", {"AGENT_TYPO": "1"}, "AGENT_TYPO"),
+        ("once", {"OPENAI_API_KEY_FILE": "/nonexist"}, "OPENAI_API_KEY_FILE"),
+        ("once", {"AGENTCTL_TLS_DIR": "/nonexist"}, "/nonexist"),
+        ("workflow", {"AGENT_WORKFLOW_FILE": "/nonexist"}, "AGENT_WORKFLOW_FILE"),
+    ],
+)
+async def test_what_is_wrong_with_the_configuration_is_reported(tmp_path, mode, settings, words):
+    async with agent(tmp_path, mode, base_url="http://127.0.0.1:9/v1", **settings) as it:
+        assert await it.ended() == (2, "")
+    told = it.report
+    assert (told.run_id, told.mode, told.status) == ("job-1", mode, "failed")
+    assert (told.exit_code, told.intent, words in told.error) == (2, "terminal", True)
+    assert words in it.log
+
+
+@pytest.mark.parametrize("name", ["AGENT_PORT", "AGENT_METRICS_PORT"])
+async def test_a_port_that_is_taken_is_one_line(tmp_path, name):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = {name: str(other.getsockname()[1])}
+        async with agent(tmp_path, "once", base_url="http://127.0.0.1:9/v1", **taken) as it:
+            assert await it.ended() == (1, "")
+    assert [line for line in it.log.splitlines() if "cannot listen" in line and taken[name] in line]
+    assert "Traceback" not in it.log
+    assert (it.report.status, it.report.exit_code) == ("failed", 1)
+
+
+async def test_a_signal_after_the_outcome_does_not_change_it(tmp_path):
+    async with provider(says("x")) as endpoint, agent(tmp_path, "once", base_url=endpoint.url) as it:
+        assert it.process.stdout
+        async with asyncio.timeout(PATIENCE):
+            assert await it.process.stdout.readline() == b"x\n"
+            for number in itertools.cycle((signal.SIGTERM, signal.SIGINT)):
+                if it.process.returncode is not None:
+                    break
+                it.process.send_signal(number)
+                await asyncio.sleep(0.005)
+        assert it.process.returncode == 0
+
+
+async def test_a_result_that_nobody_reads_is_given_up_at_the_second_signal(tmp_path):
+    async with (
+        provider(says("x" * 1_000_000)) as endpoint,
+        agent(tmp_path, "once", base_url=endpoint.url, AGENT_DRAIN_TIMEOUT="1h") as it,
+    ):
+        async with asyncio.timeout(PATIENCE):
+            while not (tmp_path / "report").exists():  # noqa: ASYNC110  (written by another process)
+                await asyncio.sleep(0.01)
+            async with it.steered() as stub:
+                assert (await stub.GetStatus(pb.GetStatusRequest())).ready
+            for _ in range(2):
+                it.process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.1)  # two of the same signal at once are one
+            assert await it.process.wait() == 0
+    assert it.report.status == "completed"
+    assert "nobody has read it" in it.log
+
+
+async def test_a_result_that_is_read_late_is_whole(tmp_path):
+    text = "x" * 1_000_000
+    async with (
+        provider(says(text)) as endpoint,
+        agent(tmp_path, "once", base_url=endpoint.url, AGENT_DRAIN_TIMEOUT="1h") as it,
+    ):
+        async with asyncio.timeout(PATIENCE):
+            while not (tmp_path / "report").exists():  # noqa: ASYNC110  (written by another process)
+                await asyncio.sleep(0.01)
+        it.process.send_signal(signal.SIGTERM)
+        assert await it.ended() == (0, text + "\n")

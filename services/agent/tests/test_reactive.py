@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from libs.contract.agent import Message
 from libs.contract.run import State
 from libs.contract.statuses import Status
 from libs.errors import NotFoundError, UnavailableError
 from libs.exits import Exit
+from services.agent.backoff import Pauses
 from services.agent.modes.reactive import Reactive
 
 from .fakes import NOW, SOON, Engine, Turns, failing, forever, living, reference, told
@@ -70,7 +71,7 @@ def reacting(
         resources,
         uris or (A,),
         debounce=debounce,
-        waits=lambda: itertools.repeat(0.01),
+        waits=lambda: Pauses(0.01, 0.01),
     )
     agent.waiting = mode.waiting
     return agent, living(agent, mode.run)
@@ -165,6 +166,29 @@ async def test_a_failure_that_passes_is_tried_again_and_another_waits_for_a_chan
         assert len(engine.orders) == begun
         resources.tell(A, "two")
         await agent.desk.until(lambda: agent.desk.counts.get("refused") == 2)
+
+
+async def test_an_endpoint_that_asks_for_a_day_is_asked_again_before():
+    tomorrow = failing(Status.MODEL, passes=True, retry_after=timedelta(hours=24))
+    engine = Engine(tomorrow)
+    _, life = reacting(engine, Resources(a="one"))
+    async with asyncio.timeout(10), life:
+        for _ in range(2):
+            await engine.begun.acquire()
+
+
+async def test_a_message_and_a_reaction_do_not_share_a_slot():
+    turns = Turns(1)
+    agent, life = reacting(Engine(turns), Resources(a="one"), slots=1, debounce=timedelta(milliseconds=1))
+    async with life:
+        await agent.send(Message("hello"))
+        await agent.desk.until(lambda: agent.waiting() == 1)
+        await asyncio.sleep(0.02)  # many times the debounce
+        assert [run.order.text for run in agent.desk.underway()] == ["hello"]
+        turns.go.release()
+        await turns.until(2)
+        assert [run.order.subject for run in agent.desk.underway()] == [A]
+        turns.go.release()
 
 
 async def test_a_resource_that_cannot_be_read_is_read_again():

@@ -88,8 +88,6 @@ def test_a_usage_below_zero_is_none():
         b'{"choices": [{"message": null}]}',
         b'{"choices": [{"message": {"content": 5}}]}',
         b'{"choices": [{"message": {"content": ""}, "finish_reason": "stop"}]}',
-        b'{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": "many"}}',
-        b'{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": Infinity}}',
         b"[" * 100_000,
     ],
 )
@@ -97,6 +95,26 @@ def test_a_reply_that_is_no_completion_is_tried_again(body):
     failure = of(200, body)
     assert isinstance(failure, Failure)
     assert failure.fault is Fault.MODEL
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"choices": []}, {"choices": [{"message": {"content": None}}]}, {"choices": [{"message": 5}]}],
+)
+def test_what_is_no_answer_is_paid_for_all_the_same(change):
+    failure = of(200, completion() | change)
+    assert isinstance(failure, Failure)
+    assert (failure.input_tokens, failure.output_tokens) == (7, 2)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    ['"abc"', "[1]", '{"prompt_tokens": "abc"}', '{"prompt_tokens": Infinity}', '{"prompt_tokens": [1]}'],
+)
+def test_usage_that_is_no_count_costs_no_answer(usage):
+    answer = of(200, b'{"choices": [{"message": {"content": "a"}}], "usage": %b}' % usage.encode())
+    assert isinstance(answer, Answer)
+    assert (answer.text, answer.input_tokens) == ("a", 0)
 
 
 @pytest.mark.parametrize(

@@ -90,9 +90,11 @@ def test_a_queue_retries_and_so_does_nobody_else():
         ("claim", {"AGENT_LEESE": "1m"}, "AGENT_LEASE"),
         ("claim", {"AGENT_MAX_STEPS": "0"}, "AGENT_MAX_STEPS"),
         ("claim", {"AGENT_PORT": "70000"}, "AGENT_PORT"),
+        ("claim", {"AGENT_PORT": "9090"}, "AGENT_METRICS_PORT: is that of AGENT_PORT"),
+        ("claim", {"AGENT_HOST": "300.1.1.1"}, "AGENT_HOST: '300.1.1.1' is no IP address"),
         ("claim", {"AGENTCTL_COORDINATION_ADDRESS": "localhost"}, "AGENTCTL_COORDINATION_ADDRESS"),
         ("once", {"AGENT_MODE": "coordinator"}, "AGENT_MODE"),
-        ("once", {"AGENT_MODE": "schedule"}, "AGENT_MODE"),
+        ("once", {"AGENT_MODE": "schedule"}, "is not one of once, loop, reactive, workflow, claim, or empty"),
         ("once", {"AGENT_QUEUE": "default/docs"}, "AGENT_QUEUE: goes with mode claim, not once"),
         ("once", {"AGENT_LEASE": "1m"}, "AGENT_LEASE: goes with mode claim"),
         ("once", {"AGENT_RUN_ID": "a/b"}, "AGENT_RUN_ID"),
@@ -196,6 +198,18 @@ def test_a_workflow_of_tools_needs_no_model(tmp_path):
     assert inputs.plan is not None
     assert (inputs.run_id, inputs.instruction, inputs.kept) == ("r", "", None)
     assert not manifest_of(it, None).surfaces.messages
+
+
+@pytest.mark.parametrize("host", ["localhost", "0.0.0.0", "::1"])
+def test_where_one_can_listen(host):
+    free = {"AGENT_PORT": "0", "AGENT_METRICS_PORT": "0"}
+    assert settings("once", AGENT_HOST=host, **free).host == host
+
+
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY_FILE", "AGENT_MODEL_CA_FILE"])
+def test_a_file_that_cannot_be_read_is_refused_before_anything_begins(tmp_path, name):
+    with pytest.raises(ValueError, match=f"{name}: .*missing"):
+        read(settings("once", **{"OPENAI_API_KEY": "", name: str(tmp_path / "missing")}))
 
 
 def test_a_run_without_an_id_gets_a_new_one():

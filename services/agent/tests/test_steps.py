@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
+from libs import contract
 from services.agent.modes.steps import filled, handed, read
 
 CHAIN = """
@@ -80,12 +82,34 @@ def test_json_is_the_same_document():
             "steps: [{name: a, instruction: x}, {name: b, instruction: x, needs: [], input: '{{steps.a}}'}]",
             "$.steps[1]: {{steps.a}}",
         ),
-        ("steps: [{name: a, tool: s.t, arguments: {x: ['{{ steps.a }}']}}]", "$.steps[0]: {{steps.a}}"),
+        ("steps: [{name: a, tool: s.t, arguments: {x: ['{{ steps.a }}']}}]", "$.steps[0]: {{ steps.a }}"),
+        (
+            "steps: [{name: a, instruction: x}, {name: b, instruction: 'y {{steps.a}}'}]",
+            "$.steps[1].instruction: {{steps.a}}",
+        ),
+        ("steps: [{name: a, instruction: 'x {{ step.b }}'}]", "$.steps[0].instruction: {{ step.b }}"),
+        (
+            "steps: [{name: a, instruction: x}, {name: b, instruction: z, input: '{{step.a}}'}]",
+            "$.steps[1]: {{step.a}}: is not",
+        ),
+        (
+            "steps: [{name: a, instruction: x}, {name: b, tool: s.t, arguments: {x: '{{steps.a|upper}}'}}]",
+            "$.steps[1]: {{steps.a|upper}}",
+        ),
+        (
+            "steps: [{name: a, instruction: x}, {name: b, tool: s.t, arguments: {x: '{{Steps.a | upper}}'}}]",
+            "is not {{steps.NAME}}",
+        ),
     ],
 )
 def test_a_bad_document_is_refused_with_the_place(document, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         read(document.encode())
+
+
+def test_braces_that_name_no_step_are_just_text():
+    document = b"steps: [{name: a, instruction: 'Fill in {{name}} and {{step_count}}.'}]"
+    assert "{{name}}" in read(document).steps[0].instruction
 
 
 def test_results_flow_and_are_not_looked_through():
@@ -99,3 +123,10 @@ def test_without_an_input_a_step_gets_what_it_waits_for():
     assert handed(plan.steps[2], plan.waits["both"], {"left": "l", "right": "r"}) == "left:\nl\n\nright:\nr"
     assert handed(plan.steps[2], ("left",), {"left": "l"}) == "l"
     assert handed(plan.steps[0], (), {}) == ""
+
+
+def test_the_example_of_the_contract_page_is_one():
+    page = (Path(contract.__file__).parent / "page.md").read_text()
+    example = page.partition("## The workflow document")[2].partition("```yaml\n")[2].partition("```")[0]
+    plan = read(example.encode())
+    assert plan.waits == {"fetch": (), "summarize": ("fetch",), "store": ("summarize",)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,9 +11,11 @@ from typing import Any
 
 import anyio
 import pytest
+from prometheus_client import REGISTRY
 
 from libs.contract.run import State, Trigger, Usage
 from libs.contract.statuses import Status
+from services.agent.backoff import Pauses
 from services.agent.calls import Calls
 from services.agent.modes.calling import Caller
 from services.agent.modes.kept import Kept
@@ -56,7 +57,7 @@ def flowing(engine: Engine, document: str = CHAIN, **options: Any):
         "run",
         engine,
         Tools(),
-        waits=lambda: itertools.repeat(0.001),
+        waits=lambda: Pauses(0.001, 0.001),
         **options,
     )
     return agent, living(agent, workflow.run)
@@ -127,6 +128,7 @@ async def test_a_failed_step_ends_the_run_with_its_status_and_the_others_with_it
     [
         (failing(Status.FAILED), 2),
         (failing(Status.SERVER, passes=True), 2),
+        (failing(Status.MODEL, passes=True, retry_after=timedelta(hours=24)), 2),
         (failing(Status.REFUSED), 1),
         (failing(Status.MODEL, is_ours=True), 1),
         (failing(Status.EXHAUSTED_TOKENS), 1),
@@ -144,12 +146,16 @@ async def test_a_step_has_a_deadline():
     engine = Engine(forever)
     _, life = flowing(engine, "steps: [{name: a, instruction: A, deadline: 50ms}]")
     ended = await outcome(life)
-    assert (ended.status, ended.error) == (Status.DEADLINE, "step a: took longer than 50ms")
+    assert (ended.status, ended.error) == (Status.DEADLINE, "step a: not done within 50ms")
 
 
 async def test_a_workflow_has_a_deadline():
-    _, life = flowing(Engine(forever), deadline=timedelta(milliseconds=50))
-    assert (await outcome(life)).status is Status.DEADLINE
+    before = REGISTRY.get_sample_value("agent_limit_exceeded_total", {"limit": "deadline"}) or 0
+    agent, life = flowing(Engine(forever), deadline=timedelta(milliseconds=50))
+    ended = await outcome(life)
+    assert (ended.status, ended.error) == (Status.DEADLINE, "not done within 50ms")
+    assert (await told(agent)).count("limit.reached") == 1
+    assert REGISTRY.get_sample_value("agent_limit_exceeded_total", {"limit": "deadline"}) == before + 1
 
 
 async def test_a_pause_between_steps_holds_and_a_resume_goes_on():
@@ -201,7 +207,7 @@ async def test_a_deadline_stands_still_while_anything_is_held():
     clock.go()
     assert scope.deadline == math.inf
     clock.go()
-    assert 3500 < scope.deadline - anyio.current_time() <= 3600
+    assert 3500 < scope.deadline - anyio.current_time() < 3601
 
 
 async def test_a_cancel_interrupts_a_step():

@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 from libs.contract.metrics import SUBSCRIPTIONS
 from libs.identity import Identity
 
-from ..backoff import pauses
+from ..backoff import Pauses
 from ..tls import Believed
 from .errors import ServerAwayError, SubscriptionError
 from .tool import Result, Server, Tool, named
@@ -175,7 +175,7 @@ class Toolbox:
                 ):  # MCP: may name a part of what one has
                     told(each)
 
-        waits = pauses(0.2, 30.0)
+        waits = Pauses(0.2, 30.0)
         with scope:
             while True:
                 since = anyio.current_time()
@@ -186,7 +186,7 @@ class Toolbox:
                 finally:
                     self._count(connection.server.name, 0)
                 if anyio.current_time() - since > _STEADY_SECONDS:
-                    waits = pauses(0.2, 30.0)
+                    waits = Pauses(0.2, 30.0)
                 await anyio.sleep(next(waits))
 
     def _count(self, server: str, uris: int) -> None:
@@ -215,7 +215,7 @@ class Changes:
 
 
 async def _reach(connection: Connection, until: float) -> ServerAwayError | None:
-    for pause in pauses(0.2, 2.0):
+    for pause in Pauses(0.2, 2.0):
         try:
             await connection.connect()
         except ServerAwayError as error:
