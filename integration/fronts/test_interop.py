@@ -38,6 +38,9 @@ def test_grpc_go_is_among_the_clients(using: tuple[list[Client], str]) -> None:
     ids=lambda case: case.name,
 )
 async def test_every_client_hears_the_same(mesh: Mesh, using: tuple[list[Client], str], case: Case) -> None:
-    cells = await row(mesh, using[0], case)
+    every, missing = using
+    cells = await row(mesh, every, case)
+    if missing and not cells:
+        pytest.skip(f"only grpc-go says this: {missing}")
     assert all(len(answers(cells, front)) == 1 for front in FRONTS), cells
     assert (len(answers(cells)) > 1) == bool(case.differs), cells
