@@ -103,6 +103,10 @@ def test_agents_scale_restart_are_evicted_and_deleted(kubectl: Kubectl, namespac
     )
     with pytest.raises(RefusedError, match=REFUSED):
         kubectl("set", "image", f"pod/{changed}", "agent=elsewhere", "-n", namespace)
+    with pytest.raises(RefusedError, match=REFUSED):
+        kubectl("label", "pod", changed, "-n", namespace, "agentctl.dev/agent-")
+    with pytest.raises(RefusedError, match=REFUSED):
+        kubectl("debug", changed, "-n", namespace, "--image=elsewhere", "--attach=false")
     kubectl("label", "pod", changed, "-n", namespace, "test.example/of=somebody")
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": evicted}}
     path = f"/api/v1/namespaces/{namespace}/pods/{evicted}/eviction"
@@ -112,6 +116,23 @@ def test_agents_scale_restart_are_evicted_and_deleted(kubectl: Kubectl, namespac
     kubectl.wait("jsonpath={.status.readyReplicas}=3", "deployment/summarize", namespace)
     kubectl("delete", "agentfleet", "summarize", "-n", namespace)
     kubectl.wait("delete", "deployment/summarize", namespace)
+
+
+def test_no_change_takes_the_label_off_and_puts_other_code_in(kubectl: Kubectl, namespace: str) -> None:
+    schedule = {"cron": "0 0 1 1 *"}
+    spec = {"mode": "schedule", "schedule": schedule, "instruction": "x", "image": "agentctl:dev"}
+    metadata = {"name": "yearly", "namespace": namespace}
+    kubectl.apply(
+        {"apiVersion": "agentctl.dev/v1alpha1", "kind": "Agent", "metadata": metadata, "spec": spec}
+    )
+    kubectl.wait("create", "cronjob/yearly", namespace)
+    template = {
+        "metadata": {"labels": {"agentctl.dev/agent": None}},
+        "spec": {"containers": [{"name": "agent", "image": "elsewhere"}]},
+    }
+    patch = {"spec": {"jobTemplate": {"spec": {"template": template}}}}
+    with pytest.raises(RefusedError, match=REFUSED):
+        kubectl("patch", "cronjob", "yearly", "-n", namespace, "-p", json.dumps(patch))
 
 
 def test_the_policy_is_well_typed(kubectl: Kubectl) -> None:

@@ -18,7 +18,7 @@ _WORKLOADS = (
     "batch/v1/Job",
 )
 _RESOURCES = {
-    "": ("pods", "replicationcontrollers"),
+    "": ("pods", "pods/ephemeralcontainers", "replicationcontrollers"),
     "apps": ("daemonsets", "deployments", "replicasets", "statefulsets"),
     "batch": ("cronjobs", "jobs"),
 }
@@ -27,17 +27,17 @@ _RESOURCES = {
 def policy() -> list[Manifest]:
     """The policy and its binding.
 
-    It is about the labels of pods and of pod templates, whoever carries them. A change that leaves the label
-    and what runs as they were is anybody's: scaling, restarting, other labels. Deletions, evictions and the
-    writes of statuses are no CREATE or UPDATE of these resources, and never refused.
+    It is about the labels of pods and of pod templates, whoever carries them, before a change or after it. A
+    change that leaves the label and what runs as they were is anybody's: scaling, restarting, other labels.
+    Deletions, evictions and the writes of statuses are no CREATE or UPDATE of these resources, and never
+    refused.
     """
     api = "admissionregistration.k8s.io/v1"
     metadata = {"name": NAME, "labels": {"app.kubernetes.io/part-of": "agentctl"}}
     operators = _accounts(SYSTEM_NAMESPACE, _OPERATORS)
     exempt = {"name": "not-the-operator", "expression": f"!(request.userInfo.username in {operators})"}
     validation = {
-        "expression": f"!('{AGENT_LABEL}' in variables.labels)"
-        " || variables.isKept || variables.isByController",
+        "expression": "!variables.isAgents || variables.isKept || variables.isByController",
         "message": f"only the operator makes pods with the label {AGENT_LABEL}, or changes what they run: "
         "declare an Agent or an AgentFleet",
         "reason": "Forbidden",
@@ -85,6 +85,7 @@ def _variables() -> dict[str, str]:
         "oldLabels": "variables.oldPod.?metadata.?labels.orValue({})",
         "runs": _runs("pod"),
         "ran": _runs("oldPod"),
+        "isAgents": f"'{AGENT_LABEL}' in variables.labels || '{AGENT_LABEL}' in variables.oldLabels",
         "isKept": f"variables.labels[?'{AGENT_LABEL}'] == variables.oldLabels[?'{AGENT_LABEL}']"
         " && variables.runs == variables.ran",
         "isByController": f"request.userInfo.username in {users}"
@@ -106,7 +107,7 @@ def _runs(pod: str) -> str:
     """What of the spec decides what runs: of a template all; of a pod, the images are all that may change."""
     images = " + ".join(
         f"variables.{pod}.?spec.?{kind}.orValue([]).map(each, each.?image.orValue(''))"
-        for kind in ("containers", "initContainers")
+        for kind in ("containers", "initContainers", "ephemeralContainers")
     )
     return f"request.kind.kind == 'Pod' ? dyn({images}) : dyn(variables.{pod}.?spec)"
 

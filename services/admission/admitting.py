@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from agentctl.admission.v1 import admission_service_pb2_grpc as pb_grpc
 from libs import pki
 from libs.cluster import Cluster
+from libs.cluster.readiness import Readiness
 from libs.enrol import enrolled
-from libs.errors import MeshError, UnavailableError
 from libs.mesh import ADMISSION
 from libs.rpc.boundary import Limits
 from libs.rpc.edge import edge
@@ -38,23 +38,17 @@ class Admitting:
 
 @asynccontextmanager
 async def admitting(settings: Settings, cluster: Cluster, *, folder: str = "") -> AsyncIterator[Admitting]:
-    """The whole service while the block runs: identity (in `folder` below tls_dir), servicer, webhooks."""
-
-    async def check() -> None:
-        try:
-            await cluster.version()
-        except MeshError as error:
-            raise UnavailableError(f"the cluster does not answer: {error}") from error
-
+    """The whole service while the block runs: identity (in `folder` below tls_dir), servicer, webhooks.
+    These have a reviewer of their own, since whoever reaches their port may ask it."""
     async with AsyncExitStack() as stack:
         identity = await stack.enter_async_context(enrolled(settings, ADMISSION.name, folder=folder))
         policy = Policy(settings.allowed_images, pki.own(identity).domain, settings.namespace)
-        reviewer = Reviewer(Gatherer(cluster, policy))
-        servicer = AdmissionServer(reviewer)
+        check = Readiness(cluster, identity).check
+        servicer = AdmissionServer(Reviewer(Gatherer(cluster, policy)))
         drain = settings.drain.total_seconds()
         webhooks = ""
         if settings.edge_port is not None:
-            app = Webhooks(reviewer, check).app()
+            app = Webhooks(Reviewer(Gatherer(cluster, policy)), check).app()
             up = await stack.enter_async_context(
                 edge(
                     app,

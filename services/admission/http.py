@@ -17,9 +17,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from libs import telemetry
 from libs.cluster import Bearer
 from libs.errors import ExhaustedError, InvalidError, MeshError, UnavailableError
+from libs.places import Places
 
 from . import wire
 from .reviewing import LONGEST_SECONDS, MARGIN_SECONDS, Question, Reviewer
@@ -27,6 +27,9 @@ from .verdict import Verdict
 
 MOST_BYTES = 3 * 1024 * 1024
 """Of a body: an API server takes objects of 1.5 MiB, and an update has two."""
+AT_ONCE = 512
+SHARE = 20
+"""Of these, for one address: fewer than make up all reviews, or all bytes that may be on their way in."""
 _UNDERWAY_BYTES = 64 * 1024 * 1024  # of all bodies on their way in
 _READY_SECONDS = 2.0
 _DEFAULT_SECONDS = 5.0
@@ -50,16 +53,17 @@ class Webhooks:
         self._check = check
         self._reading_seconds = reading_seconds
         self._underway = 0
+        self._places = Places(AT_ONCE, SHARE)
 
     def app(self) -> Starlette:
         """The application."""
         return Starlette(
             routes=[
-                Route("/validate", self._validate, methods=["POST"]),
-                Route("/mutate", self._mutate, methods=["POST"]),
-                Route("/healthz", _alive, methods=["GET"]),
-                Route("/livez", _alive, methods=["GET"]),
-                Route("/readyz", self._ready, methods=["GET"]),
+                _route("/validate", self._validate, "POST"),
+                _route("/mutate", self._mutate, "POST"),
+                _route("/healthz", _alive),
+                _route("/livez", _alive),
+                _route("/readyz", self._ready),
             ]
         )
 
@@ -72,12 +76,11 @@ class Webhooks:
     async def _answered(
         self, http: Request, judge: Callable[[wire.Request, float], Awaitable[dict[str, Any]]]
     ) -> Response:
-        peer = f"{http.client.host}:{http.client.port}" if http.client else "unknown"
-        telemetry.log_context.set(lambda: {"webhook": http.url.path, "peer": peer})
         try:
-            asked = wire.request_of(await self._body(http))
-            within = _seconds(http.query_params.get("timeout", ""))
-            answer = await judge(asked, within)
+            with self._places.taken(http.client.host if http.client else ""):
+                asked = wire.request_of(await self._body(http))
+                within = _seconds(http.query_params.get("timeout", ""))
+                answer = await judge(asked, within)
         except ClientDisconnect:
             return Response(status_code=400)
         except _TooLargeError as error:
@@ -134,6 +137,10 @@ class Webhooks:
         except MeshError as error:
             return PlainTextResponse(f"{error}\n", 503)
         return PlainTextResponse("ok\n")
+
+
+def _route(path: str, endpoint: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
+    return Route(path, endpoint, methods=[method], name=path)
 
 
 async def _alive(http: Request) -> Response:

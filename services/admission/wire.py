@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from google.protobuf.struct_pb2 import Struct
 
 from agentctl.admission.v1 import admission_service_pb2 as pb
 from libs.cluster import Object
-from libs.documents import document_of, struct_of
+from libs.documents import struct_of
 from libs.errors import InvalidError
 
 from . import reading, trifecta
@@ -144,25 +143,6 @@ def verdict_to_pb(verdict: Verdict) -> pb.ReviewResponse:
         warnings=map(_finding, verdict.warnings),
         patch=map(_operation, verdict.patch),
     )
-
-
-def findings(answered: Iterable[pb.Finding]) -> list[Finding]:
-    """What the service answered, as what it was."""
-    return [Finding(each.rule, each.field, each.value, each.message, each.mend) for each in answered]
-
-
-def patched(thing: Object, operations: Iterable[pb.PatchOperation]) -> None:
-    """Adds what the operations add, and objects on the way there, to an object that says only a part."""
-    for operation in operations:
-        *parents, last = [_unescaped(part) for part in operation.path.split("/")[1:]]
-        place = thing
-        for name in parents:
-            place = place.setdefault(name, {})
-        place[last] = document_of(Struct(fields={"value": operation.value}))["value"]
-
-
-def _unescaped(part: str) -> str:
-    return part.replace("~1", "/").replace("~0", "~")
 
 
 def _finding(finding: Finding) -> pb.Finding:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .verbs import GROUP, Kind, Verb
+from .verbs import GROUP, STATUS, Kind, Verb
 
 VERSION = "v1alpha1"
 GROUP_VERSION = f"{GROUP}/{VERSION}"
-STATUS = "status"
 STATUS_KIND = "AgentStatus"
 
 _AGGREGATED = "apidiscovery.k8s.io"

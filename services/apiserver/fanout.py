@@ -42,11 +42,6 @@ if TYPE_CHECKING:
 
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 2.0  # between two looks at what has no watch, and two tries
 _LATE = "it did not answer in time"
-_NAMES = {
-    Verb.DRAIN: "Drain", Verb.LAME_DUCK: "LameDuck", Verb.CANCEL: "Cancel", Verb.PAUSE: "Pause",
-    Verb.RESUME: "Resume",
-}  # fmt: skip
-"""As a manifest has them."""
 
 
 class ForeignError(MeshError):
@@ -189,7 +184,7 @@ class FanOut:
 
     async def _would(self, agent: AgentServiceAsyncStub, attempt: Attempt, run: Run | None) -> None:
         told = await agent.GetManifest(pb.GetManifestRequest(), timeout=self._left())
-        name = _NAMES[self._order.verb]
+        name = self._order.verb.rpc
         if name not in told.manifest.surfaces.verbs:
             attempt.fail("UNIMPLEMENTED", f"this agent has no {name}")
             return

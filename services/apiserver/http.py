@@ -10,12 +10,11 @@ import asyncio
 import logging
 import re
 import tempfile
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from google.protobuf.json_format import MessageToDict
@@ -30,13 +29,13 @@ from starlette.routing import Route
 from libs.cluster import Bearer, Cluster
 from libs.errors import (
     DeadlineError,
-    ExhaustedError,
     InvalidError,
     MeshError,
     NotFoundError,
     UnavailableError,
 )
 from libs.identity import Identity
+from libs.places import Places
 from libs.rpc.boundary import LeftError
 from libs.rpc.edge import Edge, edge, explain, leaf, name_caller
 
@@ -45,19 +44,16 @@ from .management import PodStatus
 from .proxying import Callers
 from .settings import Settings
 from .statuses import Answer
-from .verbs import DEFAULT_DEADLINE, GROUP, Kind, Order, Report, Stage, Target, Verb
+from .verbs import DEFAULT_DEADLINE, GROUP, STATUS, Kind, Order, Report, Stage, Target, Until, Verb
 from .wire import statuses_to_pb
 
 MAX_BODY_BYTES = 64 * 1024
-AT_ONCE = 128
-SHARE = 32  # of these, for one caller
 _READING_SECONDS = 10.0
 _WHO_SECONDS = 10.0
 _LEFT = 499  # no server says it: for the line of the log
 _MARGIN_SECONDS = 5.0  # for what is not the agents' time
 _STATUS_SECONDS = 10.0
 _BASE = f"/apis/{discovery.GROUP_VERSION}"
-_STAGES = {"accepted": Stage.ACCEPTED, "in-effect": Stage.IN_EFFECT, "finished": Stage.FINISHED}
 _QUERIES = {"dryRun", "timeout", "pretty", "fieldManager", "fieldValidation"}
 _PIECE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -71,6 +67,10 @@ T = TypeVar("T")
 class Manages(Protocol):
     """What `Management` does for an edge."""
 
+    @property
+    def places(self) -> Places:
+        """Of whom it works for."""
+
     async def act(self, bearer: Bearer, order: Order, *, within: float = ...) -> Report:
         """Does it."""
 
@@ -81,8 +81,8 @@ class Manages(Protocol):
 @asynccontextmanager
 async def serve_edge(
     management: Manages, cluster: Cluster, identity: Identity, settings: Settings
-) -> AsyncIterator[Edge]:
-    """Serves the aggregated API at settings.edge_port while the block runs."""
+) -> AsyncIterator[tuple[Edge, Callers]]:
+    """Serves the aggregated API at settings.edge_port, to those callers, while the block runs."""
     assert settings.edge_port is not None  # whoever calls has looked
     looks: list[Edge] = []
 
@@ -95,7 +95,7 @@ async def serve_edge(
         following = asyncio.create_task(callers.run())
         try:
             async with edge(
-                Api(management, callers, at_once=AT_ONCE, share=SHARE).app(),
+                Api(management, callers).app(),
                 identity,
                 host=settings.host,
                 port=settings.edge_port,
@@ -105,7 +105,7 @@ async def serve_edge(
             ) as serves:
                 looks.append(serves)
                 changed()  # it may have been read meanwhile
-                yield serves
+                yield serves, callers
         finally:
             following.cancel()
             await asyncio.wait({following})
@@ -116,7 +116,7 @@ class Terms(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
 
     reason: str = ""
     deadline: str | None = None
-    until: Literal["accepted", "in-effect", "finished"] = "accepted"
+    until: Until = "accepted"
     pod: str | None = None
     run: str | None = None
     undo: bool = False
@@ -124,15 +124,11 @@ class Terms(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
 
 
 class Api:
-    """The routes. At most so many requests are at work at once, of one caller at most its share, and each for
-    so long as that waits."""
+    """The routes. A request is worked for as long as its caller waits."""
 
-    def __init__(self, management: Manages, callers: Callers, *, at_once: int, share: int) -> None:
+    def __init__(self, management: Manages, callers: Callers) -> None:
         self._management = management
         self._callers = callers
-        self._at_once = at_once
-        self._share = share
-        self._inside: Counter[str] = Counter()
 
     def app(self) -> Starlette:
         """The application."""
@@ -151,7 +147,7 @@ class Api:
         for kind in Kind:
             one = f"{_BASE}/namespaces/{{namespace}}/{kind}/{{name}}"
             routes += [_route(f"{one}/{verb}", self._verb(kind, verb), "POST") for verb in Verb]
-            routes.append(_route(f"{one}/{discovery.STATUS}", self._status(kind)))
+            routes.append(_route(f"{one}/{STATUS}", self._status(kind)))
         app = Starlette(
             routes=routes,
             exception_handlers={
@@ -174,7 +170,7 @@ class Api:
     def _verb(self, kind: Kind, verb: Verb) -> _Endpoint:
         async def act(request: Request) -> Response:
             bearer = await self._who(request)
-            with self._place(bearer):
+            with self._management.places.taken(bearer.username):
                 terms = await _terms(request)
                 order = _order(verb, _target(request, kind, terms.pod), terms, request)
                 within = _within(request)
@@ -188,7 +184,7 @@ class Api:
     def _status(self, kind: Kind) -> _Endpoint:
         async def status(request: Request) -> Response:
             bearer = await self._who(request)
-            with self._place(bearer):
+            with self._management.places.taken(bearer.username):
                 _check_queries(request, "pod")
                 await _body(request)
                 target = _target(request, kind, request.query_params.get("pod"))
@@ -198,18 +194,6 @@ class Api:
             return JSONResponse(_statuses(target, pods))
 
         return status
-
-    @contextmanager
-    def _place(self, bearer: Bearer) -> Iterator[None]:
-        who = bearer.username
-        if self._inside.total() >= self._at_once or self._inside[who] >= self._share:
-            raise ExhaustedError("too many requests at once, try again")
-        self._inside[who] += 1
-        try:
-            yield
-        finally:
-            self._inside[who] -= 1
-            self._inside += Counter()  # forgets who has none
 
     async def _who(self, request: Request) -> Bearer:
         work = self._callers.bearer(request.scope["headers"], leaf(request.scope))
@@ -252,7 +236,7 @@ def _order(verb: Verb, target: Target, terms: Terms, request: Request) -> Order:
         target,
         reason=terms.reason,
         dry_run="dryRun" in request.query_params,
-        until=_STAGES[terms.until],
+        until=Stage[terms.until.upper().replace("-", "_")],
         deadline=DEFAULT_DEADLINE if deadline is None else deadline,
         run_id=_some("run", terms.run),
         undo=terms.undo,

@@ -13,15 +13,17 @@ from libs.cluster.kinds import POD
 from libs.contract import checks
 from libs.contract.agent import Condition
 from libs.errors import DeadlineError, DeniedError, InternalError, MeshError, PreconditionError
+from libs.places import Places
 
 from .agents import Dial, brief
 from .exits import following
 from .fanout import FanOut, condition_of
 from .metrics import FAN_OUT_SECONDS, VERBS
 from .pods import Pod, find, is_as_found
-from .verbs import Order, Outcome, Report, Stage, Target, Verb, counted
+from .verbs import STATUS, Order, Outcome, Report, Stage, Target, Verb, counted
 
-STATUS = "status"
+AT_ONCE = 128
+SHARE = 32  # of these, for one caller
 _STATUS_SECONDS = 5.0  # for an agent to say what it is doing
 _ENDING = (Verb.DRAIN, Verb.CANCEL)
 """What still makes sense for a pod whose deletion has begun."""
@@ -46,14 +48,16 @@ class Note:
 
     def __init__(self) -> None:
         self.decision: audit.Decision = "denied"
-        self.outcome = "interrupted"
+        self.outcome = "failed"
         self.counts = ""
 
 
 class Management:
-    """The verbs on the agents of `cluster`, each of which `dial` reaches. It keeps nothing."""
+    """The verbs on the agents of `cluster`, each of which `dial` reaches. It keeps nothing. Who asks it takes
+    one of its `places` first, by username, on whatever way it comes."""
 
-    def __init__(self, cluster: Cluster, dial: Dial) -> None:
+    def __init__(self, cluster: Cluster, dial: Dial, places: Places | None = None) -> None:
+        self.places = places or Places(AT_ONCE, SHARE)
         self._cluster = cluster
         self._dial = dial
 
@@ -140,6 +144,9 @@ def audited(bearer: Bearer, verb: str, target: Target, what: str, reason: str = 
         yield note
     except MeshError as error:
         note.outcome = error.reason.lower()
+        raise
+    except asyncio.CancelledError:
+        note.outcome = "interrupted"
         raise
     finally:
         VERBS.labels(verb, target.kind, note.outcome).inc()

@@ -6,8 +6,9 @@
 | `agentctl_apiserver_fan_out_seconds` | verb                | from the first agent asked to the last answer |
 
 `verb` is one of the five, or `status`; `kind` is agents or agentfleets. `outcome` is done (every pod came as
-far as was asked), partial, failed (no pod did), interrupted (the caller left), or the reason of the error
-that the call ended with, in lower case: denied, not_found, precondition, unavailable, deadline, …
+far as was asked), partial, late (none did, and not all have failed), failed (all have, or we did),
+interrupted (the caller left), or the reason of the error that the call ended with, in lower case: denied,
+not_found, precondition, unavailable, deadline, …
 """
 
 from __future__ import annotations

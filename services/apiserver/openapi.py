@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
-from .discovery import GROUP_VERSION, STATUS, STATUS_KIND, VERSION
-from .verbs import MAX_REASON_BYTES, Kind, Verb
+from .discovery import GROUP_VERSION, STATUS_KIND, VERSION
+from .verbs import MAX_REASON_BYTES, STATUS, Kind, Until, Verb
 
 PATH = f"apis/{GROUP_VERSION}"
 
@@ -29,7 +29,7 @@ _COMMON: Json = {
     "deadline": {"type": "string", "description": "For all pods together, such as 30s; 1s to 1h."},
     "until": {
         "type": "string",
-        "enum": ["accepted", "in-effect", "finished"],
+        "enum": list(get_args(Until)),
         "description": "How far each pod must have come before the answer.",
     },
     "pod": {"type": "string", "description": "Only this pod; absent: all."},
@@ -45,13 +45,16 @@ _INFO = {"title": "agentctl management", "version": VERSION}
 _CODES = {
     "200": "Done, or would be done",
     "207": "Done at some pods; details.causes name the others",
+    "400": "Malformed body",
     "401": "Unauthorized",
     "403": "Forbidden",
     "404": "No such object, pod or run",
     "409": "No pod runs",
-    "422": "Malformed",
+    "422": "What was said makes no sense",
     "429": "Too many requests at once",
+    "500": "An error of the apiserver",
     "502": "No pod did it",
+    "503": "Unavailable, try again",
     "504": "No pod did it in time",
 }
 
@@ -113,8 +116,7 @@ def _paths(operation: _Operation) -> Json:
         base = f"/{PATH}/namespaces/{{namespace}}/{kind}/{{name}}"
         for verb in Verb:
             body = {"type": "object", "properties": {**_COMMON, **_OWN[verb]}, "additionalProperties": False}
-            word = "".join(part.capitalize() for part in verb.split("-"))
-            name = f"{word[0].lower()}{word[1:]}Namespaced{one}"
+            name = f"{verb.rpc[0].lower()}{verb.rpc[1:]}Namespaced{one}"
             description = f"Asks the pods that run of an {one} to {verb}."
             queries = [_query("dryRun", "All: asks no agent."), _query("timeout", "Such as 30s.")]
             asked = operation(name, description, [*_NAMES, *queries], body)

@@ -13,8 +13,8 @@ from libs.errors import MeshError, NotFoundError
 from libs.rpc.call import Call
 
 from . import wire
-from .management import STATUS, Management, audited
-from .verbs import Verb
+from .management import Management, audited
+from .verbs import STATUS, Target, Verb
 
 _MARGIN = 0.2  # seconds before the caller's deadline in which the answer has to leave
 
@@ -41,28 +41,33 @@ class ManagementServer(pb_grpc.ManagementServiceServicer):
         return pb.ResumeResponse(report=await self._act(Verb.RESUME, request, context))
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: object) -> pb.GetStatusResponse:
-        with _admitted(STATUS, request.target, context) as bearer:
-            target = wire.target_from_pb(request.target)
-        return wire.statuses_to_pb(await self._management.status(bearer, target, within=_within(context)))
+        with _admitted(STATUS, request.target, context) as (bearer, target):
+            pass
+        with self._management.places.taken(bearer.username):
+            pods = await self._management.status(bearer, target, within=_within(context))
+        return wire.statuses_to_pb(pods)
 
     async def _act(self, verb: Verb, request: wire.VerbRequest, context: object) -> pb.Report:
-        with _admitted(verb, request.target, context) as bearer:
-            order = wire.order_from_pb(verb, request)
-        return wire.report_to_pb(await self._management.act(bearer, order, within=_within(context)))
+        with _admitted(verb, request.target, context) as (bearer, target):
+            order = wire.order_from_pb(verb, target, request)
+        with self._management.places.taken(bearer.username):
+            report = await self._management.act(bearer, order, within=_within(context))
+        return wire.report_to_pb(report)
 
 
 @contextmanager
-def _admitted(verb: str, said: pb.Target, context: object) -> Iterator[Bearer]:
-    """Who calls, to RBAC, while the block reads what it asks for. A refusal is audited."""
+def _admitted(verb: str, said: pb.Target, context: object) -> Iterator[tuple[Bearer, Target]]:
+    """Who calls, to RBAC, and for whom, while the block reads what else it asks for. A refusal is audited."""
     caller = Call.of(context).caller
-    bearer, target = bearer_of(caller), wire.named(said)
+    bearer = bearer_of(caller)
     try:
-        wire.target_from_pb(said).check()
+        target = wire.target_from_pb(said)
+        target.check()
         if caller.namespace not in ("", target.namespace):
             raise NotFoundError(f"no such object: {target}")
-        yield bearer
+        yield bearer, target
     except MeshError:
-        with audited(bearer, verb, target, verb):
+        with audited(bearer, verb, wire.named(said), verb):
             raise
 
 

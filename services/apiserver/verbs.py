@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum, StrEnum
+from typing import Literal, TypeAlias
 
 from libs.cluster import Access
 from libs.contract.run import Run
 from libs.errors import InvalidError
 
 GROUP = "management.agentctl.dev"
+STATUS = "status"
+"""The subresource that is read."""
 DEFAULT_DEADLINE = timedelta(seconds=30)
 SHORTEST_DEADLINE, LONGEST_DEADLINE = timedelta(seconds=1), timedelta(hours=1)
 MAX_REASON_BYTES = 1024
@@ -26,6 +29,11 @@ class Verb(StrEnum):
     CANCEL = "cancel"
     PAUSE = "pause"
     RESUME = "resume"
+
+    @property
+    def rpc(self) -> str:
+        """As manifests and services name it."""
+        return self.title().replace("-", "")
 
 
 class Kind(StrEnum):
@@ -43,6 +51,10 @@ class Stage(IntEnum):
     ACCEPTED = 3
     IN_EFFECT = 4
     FINISHED = 5
+
+
+Until: TypeAlias = Literal["accepted", "in-effect", "finished"]
+"""A stage to wait for, as documents say it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from .verbs import DEFAULT_DEADLINE, Kind, Order, Report, Stage, Target, Verb
 VerbRequest = pb.DrainRequest | pb.LameDuckRequest | pb.CancelRequest | pb.PauseRequest | pb.ResumeRequest
 
 
-def order_from_pb(verb: Verb, request: VerbRequest) -> Order:
-    """What a request of that verb asks for. InvalidError if no order can say it."""
+def order_from_pb(verb: Verb, target: Target, request: VerbRequest) -> Order:
+    """What a request of that verb for that target asks for. InvalidError if no order can say it."""
     terms = request.terms
     deadline = checks.span(terms, "deadline")
     return Order(
         verb,
-        target_from_pb(request.target),
+        target,
         reason=terms.reason,
         dry_run=terms.dry_run,
         until=_until(terms.until),

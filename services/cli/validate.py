@@ -58,7 +58,7 @@ def validate(
     Example: agentctl validate -f examples/summarize.yaml
     """
     from libs.cluster.kinds import OURS
-    from libs.findings import COLUMNS, documents, exit_code, unjudged
+    from libs.findings import COLUMNS, documents, exit_code, name_of, unjudged
 
     with one_line_errors():
         if not files:
@@ -66,11 +66,14 @@ def validate(
         ours = {(kind.api_version, kind.name) for kind in OURS}
         things = manifests.read(files)
         wanted = [each for each in things if (each["apiVersion"], each["kind"]) in ours]
+        others = [each for each in things if (each["apiVersion"], each["kind"]) not in ours]
         for each in wanted:
             each["metadata"].setdefault("namespace", namespace)
         settings = settings_of(ctx, state_dir, tls_dir)
         found = _judged(settings, kubeconfig, context, wanted) if wanted else []
-        rows = [unjudged(each) for each in things if each not in wanted] + _together(found, wanted)
+        places = {name_of(each): place for place, each in enumerate(things)}
+        rows = [*map(unjudged, others), *_together(found, wanted)]
+        rows.sort(key=lambda row: places.get(row.object, 0))  # as in the files
         if format_ is Format.JSON:
             typer.echo(json.dumps(documents(rows), ensure_ascii=False, indent=2))
         else:

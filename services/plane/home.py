@@ -20,12 +20,13 @@ from typing import Any
 import yaml
 
 from agentctl.admission.v1.admission_service_pb2_grpc import AdmissionServiceStub
+from agentctl.resource.v1 import resource_service_pb2 as pb
 from agentctl.resource.v1 import resource_service_pb2_grpc as pb_grpc
 from libs import pki, telemetry
-from libs.cluster import Cluster
 from libs.cluster.local import ADMINISTRATOR as ADMINISTRATORS_ACCOUNT
 from libs.cluster.local import SYSTEM, LocalCluster, open_local
 from libs.cluster.local.runner import Runner
+from libs.documents import struct_of
 from libs.enrol import enrolled
 from libs.errors import MeshError
 from libs.identity import Identity
@@ -143,7 +144,8 @@ class Home:
             await stack.enter_async_context(self._watch.apart("agents", _running(runner)))
             self._runner = runner
             await stack.enter_async_context(told(cluster, say))
-            await _apply(cluster, self._settings.manifests, say)
+            administrator = Identity(state.identity(ADMINISTRATOR))
+            await _apply(endpoints["plane"], administrator, self._settings.manifests, say)
             write_json(state.endpoints, endpoints)
             say("", _welcome(endpoints, state))
             try:
@@ -238,13 +240,19 @@ async def _always() -> None:
     """Ready: what runs here is ready before the port answers."""
 
 
-async def _apply(cluster: Cluster, manifests: tuple[str, ...], say: Say) -> None:
-    for path in manifests:
-        for thing in filter(None, yaml.safe_load_all(Path(path).read_text())):  # noqa: ASYNC240  (at the start)
-            try:
-                await cluster.apply(thing, "agentctl")
-            except MeshError as error:
-                say(path, f"{thing.get('kind')} {thing.get('metadata', {}).get('name')}: {error}")
+async def _apply(plane: str, administrator: Identity, manifests: tuple[str, ...], say: Say) -> None:
+    """As a person would, so that admission looks at them too."""
+    async with dial(PLANE, plane, administrator) as channel:
+        stub = pb_grpc.ResourceServiceStub(channel)
+        for path in manifests:
+            for thing in filter(None, yaml.safe_load_all(Path(path).read_text())):  # noqa: ASYNC240  (at the start)
+                try:
+                    applied = await stub.Apply(pb.ApplyRequest(object=struct_of(thing)))
+                except MeshError as error:
+                    say(path, f"{thing.get('kind')} {thing.get('metadata', {}).get('name')}: {error}")
+                else:
+                    for warning in applied.warnings:
+                        say(path, f"Warning: {warning}")
 
 
 def _fields(accounts: Accounts, account: str) -> dict[str, Any]:

@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 
 
 async def run(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Runs them until SIGTERM. SettingsError names what is wrong with any of them."""
+    """Runs them until SIGTERM. SettingsError names what is wrong with any of them. The pod is ready if
+    coordination is: agents need it, also while the API server, which others stand on, is away."""
     coordination = (
         load(CoordinationSettings, "COORDINATION_", environ) if _has(settings, "coordination") else None
     )
@@ -40,30 +41,27 @@ async def run(settings: Settings, environ: Mapping[str, str]) -> None:
     admission = load(AdmissionSettings, "ADMISSION_", environ) if _has(settings, "admission") else None
     credentials = load(Credentials, _NO_PREFIX, environ)
     telemetry.start("plane", settings.log_level)
-    checks: list[Callable[[], Awaitable[None]]] = []
-
-    async def ready() -> None:
-        for check in checks:
-            await check()
-
+    ready: Callable[[], Awaitable[None]] = _always
     async with AsyncExitStack() as stack:
         if coordination:
             folder = "coordination"
             served = await stack.enter_async_context(coordinating(coordination, folder=folder))
-            checks.append(served.check)
+            ready = served.check
         if provider:
             trusted = credentials if provider.tls else None
             await stack.enter_async_context(providing(provider, trusted, folder="provider"))
         if apiserver or admission:
             cluster = await stack.enter_async_context(_connected())
         if apiserver:
-            manages = await stack.enter_async_context(managing(apiserver, cluster, folder="apiserver"))
-            checks.append(manages.check)
+            await stack.enter_async_context(managing(apiserver, cluster, folder="apiserver"))
         if admission:
-            admits = await stack.enter_async_context(admitting(admission, cluster, folder="admission"))
-            checks.append(admits.check)
+            await stack.enter_async_context(admitting(admission, cluster, folder="admission"))
         await stack.enter_async_context(telemetry.plain_port(settings.metrics_port, ready, settings.host))
         await stopped()
+
+
+async def _always() -> None:
+    """Ready: what runs here is up before the port answers."""
 
 
 @asynccontextmanager

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import Protocol
 from weakref import WeakValueDictionary
+
+from google.protobuf.struct_pb2 import Struct
 
 from agentctl.admission.v1 import admission_service_pb2 as admission
 from agentctl.resource.v1 import resource_service_pb2 as pb
@@ -28,7 +30,8 @@ from libs.errors import DeniedError, InvalidError, NotFoundError
 from libs.identity import Principal
 from libs.resources.names import COORDINATOR
 from libs.rpc.call import Call
-from services.admission.wire import findings, is_about_rights, listed, patched
+from services.admission.verdict import Finding
+from services.admission.wire import is_about_rights, listed
 
 from .usage import Usage
 
@@ -84,8 +87,8 @@ class Resources(pb_grpc.ResourceServiceServicer):
                 question = _question(wanted, before, author, dry_run=request.dry_run)
                 said = await self._reviewing.Review(question)
                 _check_allowed(wanted, said)
-                patched(thing, said.patch)
-                warnings = [str(each) for each in findings(said.warnings)]
+                _patch(thing, said.patch)
+                warnings = [str(each) for each in _findings(said.warnings)]
             after = await self._cluster.apply(thing, manager, dry_run=request.dry_run)
         return pb.ApplyResponse(
             object=struct_of(after),
@@ -192,7 +195,7 @@ def _check_allowed(wanted: Object, said: admission.ReviewResponse) -> None:
     """DeniedError if the author may not name what he names, InvalidError for all else that is wrong."""
     if said.allowed:
         return
-    denials = findings(said.denials)
+    denials = _findings(said.denials)
     message = f'The {wanted["kind"]} "{wanted["metadata"]["name"]}" is denied: {listed(denials)}'
     if is_about_rights(denials):
         raise DeniedError(message)
@@ -201,6 +204,22 @@ def _check_allowed(wanted: Object, said: admission.ReviewResponse) -> None:
         why = f"{each.message}; {each.mend}"
         violations[each.field] = f"{violations[each.field]}; {why}" if each.field in violations else why
     raise InvalidError(message, violations)
+
+
+def _findings(answered: Iterable[admission.Finding]) -> list[Finding]:
+    return [Finding(each.rule, each.field, each.value, each.message, each.mend) for each in answered]
+
+
+def _patch(thing: Object, operations: Iterable[admission.PatchOperation]) -> None:
+    """Adds what the operations add, and objects on the way there, to an object that says only a part."""
+    for operation in operations:
+        *parents, last = [
+            part.replace("~1", "/").replace("~0", "~") for part in operation.path.split("/")[1:]
+        ]
+        place = thing
+        for name in parents:
+            place = place.setdefault(name, {})
+        place[last] = document_of(Struct(fields={"value": operation.value}))["value"]
 
 
 def _target(thing: Object) -> tuple[Kind, str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from libs.errors import UnavailableError
 from libs.settings import SettingsError, load
 from libs.testing.mesh import Mesh
 from services.admission.admitting import admitting
+from services.admission.gathering import Gatherer
 from services.admission.reading import OVERRIDE
 from services.admission.settings import Settings
 
@@ -44,10 +47,24 @@ async def test_without_an_edge_there_is_grpc_only(world, tmp_path):
     identity = Mesh(tmp_path).identity("cp/admission")
     async with admitting(Settings(tls_dir=identity.folder, port=0, edge_port=None), world) as up:
         assert up.edge == ""
-        await up.check()
         world.down["version"] = UnavailableError("it is down")
         with pytest.raises(UnavailableError, match="it is down"):
             await up.check()
+        world.down.clear()
+        await up.check()
+
+
+async def test_who_fills_the_webhooks_leaves_grpc_as_it_is(world, tmp_path, monkeypatch):
+    monkeypatch.setattr("services.admission.admitting.Gatherer", partial(Gatherer, seconds=60, at_once=1))
+    world.put(pool())
+    world.silent.add("silent")
+    async with serving_in(tmp_path, world) as service:
+        asking = service.by_webhook(agent(model={"pool": "silent"}), path="/validate?timeout=30s")
+        full = asyncio.create_task(asking)
+        await world.reached(1)
+        assert (await service.by_grpc(agent())).allowed
+        world.voice.set()
+        assert (await full)["status"]["code"] == 422  # it was heard out: nobody waited for its time to be up
 
 
 def test_settings_say_what_is_wrong_with_them():

@@ -21,6 +21,7 @@ from libs import telemetry
 from libs.cluster import Bearer
 from libs.errors import ExhaustedError, UnavailableError
 from libs.rpc.edge import edge
+from services.admission import http
 from services.admission.context import Policy
 from services.admission.gathering import Gatherer
 from services.admission.http import MOST_BYTES, Webhooks
@@ -207,9 +208,10 @@ async def test_it_is_alive_always_and_ready_while_the_cluster_answers(service, w
         async with service.http.get(f"https://{service.edge}{path}", ssl=service.tls) as response:
             return response.status
 
-    assert [await status(path) for path in ("/healthz", "/livez", "/readyz")] == [200, 200, 200]
     world.down["version"] = UnavailableError("it is down")
     assert [await status(path) for path in ("/healthz", "/livez", "/readyz")] == [200, 200, 503]
+    world.down.clear()
+    assert [await status(path) for path in ("/healthz", "/livez", "/readyz")] == [200, 200, 200]
 
 
 async def test_nobody_is_believed_who_serves_it_with_another_authoritys_certificate(service):
@@ -244,6 +246,30 @@ async def test_a_full_house_is_a_429_but_fills_in_all_the_same(world, tmp_path):
         service.edge = full.address
         assert (await service.post("/validate", asked(agent())))[0] == 429
         assert (await service.by_webhook(agent(), path="/mutate"))["allowed"]
+
+
+async def test_one_address_has_its_share_and_no_more(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(http, "SHARE", 1)
+    world.silent.add("large")
+    async with serving_in(tmp_path, world) as service:
+        first = asyncio.create_task(service.by_webhook(agent()))
+        await world.reached(1)
+        for path in ("/validate", "/mutate"):
+            assert (await service.post(path, asked(agent())))[0] == 429
+        world.voice.set()
+        assert (await first)["allowed"]
+        assert (await service.by_webhook(agent()))["allowed"]
+
+
+async def test_lines_of_a_review_say_in_which_request_and_whose(service, caplog):
+    caplog.set_level(logging.INFO)
+    caplog.handler.setFormatter(telemetry.JsonFormatter("admission"))
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    sent = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    await service.post("/validate", asked(agent(image="evil/a:1")), headers=sent)
+    [line] = [each for each in map(json.loads, caplog.text.splitlines()) if "decision" in each]
+    assert (line["request_id"], line["method"]) == (trace, "/validate")
+    assert line["peer"].startswith("127.0.0.1:")
 
 
 async def test_a_slow_body_is_not_waited_for(world, tmp_path):

@@ -24,10 +24,12 @@ from hyperframe.frame import DataFrame, HeadersFrame
 from libs.cluster import Bearer
 from libs.errors import UnauthenticatedError
 from libs.identity import Identity
+from libs.places import Places
 from libs.rpc.edge import Edge
 from libs.testing import h2
 from libs.testing.mesh import Mesh
 from services.apiserver.http import serve_edge
+from services.apiserver.management import AT_ONCE, SHARE
 from services.apiserver.proxying import NAME, NAMESPACE
 from services.apiserver.settings import Settings
 from services.apiserver.verbs import Report, Stage
@@ -158,6 +160,7 @@ class Manager:
     hold: asyncio.Event | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Somebody was no longer worked for."""
+    places: Places = field(default_factory=lambda: Places(AT_ONCE, SHARE))
 
     async def act(self, bearer: Bearer, order: Any, *, within: float = float("inf")) -> Report:
         self.asked.append((bearer, order, within))
@@ -198,7 +201,7 @@ async def served(mesh: Mesh, cluster: Any, management: Any, **changes: Any) -> A
     """The edge on a free port."""
     identity = mesh.identity("cp/apiserver")
     settings = replace(Settings(tls_dir=identity.folder, edge_port=0), **changes)
-    async with serve_edge(management, cluster, identity, settings) as edge:
+    async with serve_edge(management, cluster, identity, settings) as (edge, _):
         yield edge
 
 

@@ -27,6 +27,7 @@ from libs.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from libs.places import Places
 from libs.testing import h2
 from libs.testing.mesh import Mesh
 from services.apiserver import http
@@ -149,6 +150,10 @@ async def test_a_query_that_nobody_understands_is_no_order(edge, management, que
         (b'{"dryRun": ["All"]}', 400),
         (b'{"undo": "yes"}', 400),
         (b"\xff", 400),
+        (b'{"reason": "\xff"}', 400),
+        (b'{"reason": "\\ud800"}', 400),
+        (b"[" * 60_000, 400),
+        (b'{"a":' * 12_000, 400),
         (b'{"deadline": "soon"}', 422),
         (b'{"grace": "-1s"}', 422),
         (b'{"grace": ""}', 422),
@@ -311,13 +316,10 @@ async def test_probes_need_no_name(edge):
         assert (await ask(edge, "GET", path)).body == b"ok"
 
 
-async def test_more_at_once_than_its_share_is_told_to_come_again_and_costs_others_nothing(
-    tmp_path, kube, management, monkeypatch
-):
-    monkeypatch.setattr(http, "AT_ONCE", 3)
-    monkeypatch.setattr(http, "SHARE", 2)
+async def test_more_at_once_than_its_share_is_told_to_come_again_and_costs_others_nothing(edge, management):
+    management.places = Places(3, 2)
     management.hold = asyncio.Event()
-    async with served(Mesh(tmp_path), kube, management) as edge, asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         held = [group.create_task(post(edge)) for _ in range(2)]
         await asked(management, 2)
         said = await post(edge)

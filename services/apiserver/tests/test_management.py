@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -55,6 +56,31 @@ async def test_a_drain_reaches_every_pod_and_says_what_is_under_way(world: World
     assert [each.stage for each in report.outcomes] == [Stage.IN_EFFECT] * 3
     assert [each.run_count for each in report.outcomes] == [1, 0, 0]
     assert report.is_done
+
+
+async def test_a_bug_is_audited_as_a_failure_and_a_caller_who_leaves_as_an_interruption(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    caplog.set_level(logging.INFO, audit.LOGGER)
+    _, agent = await world.running(await world.agent(), "writer")
+    agent.hangs = True
+    drain = order(Verb.DRAIN, Kind.AGENT, "writer")
+    leaving = asyncio.create_task(world.management.act(world.bearer(), drain))
+    await agent.called.wait()
+    leaving.cancel()
+    await asyncio.wait({leaving})
+
+    async def broken(bearer: Bearer, access: Access) -> bool:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(world.cluster, "review_access", broken)
+    with pytest.raises(ZeroDivisionError):
+        await world.management.act(world.bearer(), drain)
+    lines: list[Any] = [each for each in caplog.records if each.name == audit.LOGGER]
+    assert [(each.decision, each.outcome) for each in lines] == [
+        ("allowed", "interrupted"),
+        ("denied", "failed"),
+    ]
 
 
 async def test_a_drain_without_grace_leaves_the_time_to_the_agent(world: World):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentctl.management.v1 import management_service_pb2 as pb
 from agentctl.management.v1 import management_service_pb2_grpc as pb_grpc
+from libs.cluster.kinds import CONFIG_MAP, Kind
 from libs.errors import NotFoundError, UnavailableError
 from libs.mesh import APISERVER
 from libs.rpc.client import dial
 from libs.settings import SettingsError, load
 from libs.testing.mesh import NAMESPACE
-from services.apiserver.managing import Readiness, managing
+from services.apiserver.managing import managing
 from services.apiserver.settings import Settings
 
 from .world import USER, World
@@ -44,29 +46,25 @@ def test_an_edge_is_served_unless_its_port_is_empty(tmp_path: Path):
         load(Settings, "APISERVER_", {**said, "APISERVER_EDGE_PRT": "1"})
 
 
-async def test_it_is_ready_while_the_cluster_answers_and_asks_it_now_and_then(
+async def test_where_an_edge_is_served_it_is_ready_once_it_knows_whom_to_believe_there(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    now, asked = [0.0], []
+    listed, may_be_read = world.cluster.list, asyncio.Event()
 
-    async def version() -> str:
-        asked.append(now[0])
-        if len(asked) > 1:
-            raise UnavailableError("no API server")
-        return "test"
+    async def listing(kind: Kind, *rest: Any, **options: Any) -> Any:
+        if kind == CONFIG_MAP:
+            await may_be_read.wait()
+        return await listed(kind, *rest, **options)
 
-    monkeypatch.setattr(world.cluster, "version", version)
-    readiness = Readiness(world.cluster, world.mesh.identity("cp/apiserver"), lambda: now[0])
-    await readiness.check()
-    now[0] = 4.0
-    await readiness.check()
-    assert asked == [0.0]
-    now[0] = 6.0
-    with pytest.raises(UnavailableError, match="no API server"):
-        await readiness.check()
-
-
-async def test_it_is_not_ready_without_a_certificate(world: World, tmp_path: Path):
-    identity = replace(world.mesh.identity("cp/apiserver"), folder=tmp_path / "none")
-    with pytest.raises(UnavailableError, match="certificate"):
-        await Readiness(world.cluster, identity).check()
+    monkeypatch.setattr(world.cluster, "list", listing)
+    said = {**environment(world.mesh.identity("cp/apiserver").folder), "APISERVER_EDGE_PORT": "0"}
+    async with managing(load(Settings, "APISERVER_", said), world.cluster) as service:
+        with pytest.raises(UnavailableError, match="extension-apiserver-authentication"):
+            await service.check()
+        may_be_read.set()
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    return await service.check()
+                except UnavailableError:
+                    await asyncio.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import timedelta
 from typing import Any
@@ -18,12 +19,14 @@ from libs.contract.run import Run, State, Trigger
 from libs.errors import (
     DeadlineError,
     DeniedError,
+    ExhaustedError,
     InternalError,
     InvalidError,
     MeshError,
     NotFoundError,
     PreconditionError,
 )
+from libs.places import Places
 from libs.rpc.status import status_of
 from libs.testing.mesh import NAMESPACE
 
@@ -105,6 +108,25 @@ async def test_a_right_that_the_service_lacks_is_no_refusal_of_who_asks(
     async with world.stub() as stub:
         with pytest.raises(InternalError, match=f"itself lacks a right in the cluster: {why}"):
             await stub.Drain(pb.DrainRequest(target=WRITER))
+
+
+async def test_more_at_once_than_its_share_is_told_to_come_again(world: World):
+    world.places = Places(2, 1)
+    _, agent = await world.running(await world.agent(), "writer")
+    agent.hangs = True
+    async with world.stub() as stub, world.stub(ROOT) as other:
+        held = asyncio.create_task(stub.Cancel(pb.CancelRequest(target=WRITER)))
+        await agent.called.wait()
+        for call in (
+            stub.Pause(pb.PauseRequest(target=WRITER)),
+            stub.GetStatus(pb.GetStatusRequest(target=WRITER)),
+        ):
+            with pytest.raises(ExhaustedError):
+                await call
+        with pytest.raises(NotFoundError):
+            await other.GetStatus(pb.GetStatusRequest(target=pb.Target(namespace=NAMESPACE, agent="nobody")))
+        held.cancel()
+        await asyncio.wait({held})
 
 
 def test_a_lack_of_rights_crosses_the_wire_as_an_error_of_the_service():

@@ -27,6 +27,7 @@ from libs.contract.tests.memory_agent import MemoryAgent
 from libs.identity import Identity
 from libs.mesh import AGENT as AGENT_COMPONENT
 from libs.mesh import APISERVER
+from libs.places import Places
 from libs.rpc.server import serving
 from libs.testing import ca
 from libs.testing.mesh import NAMESPACE, Mesh
@@ -115,11 +116,12 @@ class World:
     mesh: Mesh
     stack: AsyncExitStack
     addresses: dict[str, str] = field(default_factory=dict)
+    places: Places | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     @property
     def management(self) -> Management:
-        return Management(self.cluster, self.dial)
+        return Management(self.cluster, self.dial, self.places)
 
     @property
     def dial(self) -> Dial:

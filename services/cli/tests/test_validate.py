@@ -267,9 +267,9 @@ async def test_what_the_files_bring_is_not_missing(agentctl, plane, admission):
     assert (together.exit_code, [row[:2] for row in table(together)[1:]]) == (
         0,
         [
-            ["secret/word", "not-checked"],
             ["agent/default/scout", "not-checked"],
             ["modelpool/default/large", "allowed"],
+            ["secret/word", "not-checked"],
         ],
     )
 
