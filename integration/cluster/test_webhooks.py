@@ -277,8 +277,8 @@ def test_an_author_names_the_secrets_and_accounts_that_he_may_use_and_no_others(
     renamed["spec"]["instruction"] = "Write something else."
     apply(author, renamed)
     renamed["spec"]["podTemplate"] = pod("theirs", "more", account=account)
-    [line] = denial(author, renamed, reason="Forbidden")
-    assert row_of(line, "", "denied").value == "more"
+    lines = [row_of(line, "", "denied") for line in denial(author, renamed, reason="Forbidden")]
+    assert {row.value for row in lines} == {"theirs", "more", account}  # what runs has changed
 
     person.bind("edit")
     until(lambda: author("auth", "can-i", "get", "secret/more", "-n", shop))
