@@ -21,6 +21,7 @@ from libs.errors import DeniedError, UnavailableError
 from libs.work import Producer
 
 from .killing import kill
+from .kubectl import RefusedError
 from .person import Person
 from .world import World, restarts, script, work
 
@@ -89,15 +90,15 @@ def test_a_run_that_completes(once: World) -> None:
         ("refused", 5, "terminal", "refused"),
         ("partial", 3, "policy", "too_large"),
         ("exhausted", 7, "policy", "exhausted_steps"),
-        ("wrong", 2, "terminal", None),
+        ("wrong", 2, "terminal", "failed"),
     ],
 )
 def test_a_job_fails_at_once_where_another_try_would_not_help(
-    once: World, name: str, code: int, intent: str, reason: str | None
+    once: World, name: str, code: int, intent: str, reason: str
 ) -> None:
     last = once.ended(name)
     assert (last["outcome"], last["exitCode"], last["intent"]) == ("Failed", code, intent)
-    assert last.get("reason") == reason
+    assert last["reason"] == reason
     assert failed(once, name) == (1, "PodFailurePolicy")
 
 
@@ -195,15 +196,18 @@ def test_a_workflow_of_tools_needs_no_model(around: World) -> None:
 # --- schedule
 
 
-def test_a_run_by_the_clock_can_be_started_by_hand(around: World) -> None:
+def test_a_run_by_the_clock_is_started_by_its_controller_and_by_no_person(around: World) -> None:
     clock = {"cron": "@yearly", "suspend": True}
     around.kubectl.apply(around.agent("yearly", "schedule", work("yearly"), DONE, schedule=clock))
     around.until(lambda: around.get("agent", "yearly").get("status", {}).get("workloads"))
-    around.kubectl("create", "job", "--from=cronjob/yearly", "by-hand", "-n", around.namespace)
+    start = ("create", "job", "--from=cronjob/yearly", "now", "-n", around.namespace)
+    with pytest.raises(RefusedError, match="only the operator makes pods"):
+        around.kubectl(*start)
+    around.kubectl(*start, "--as", "system:serviceaccount:kube-system:cronjob-controller")
     last = around.ended("yearly")
-    assert (last["name"], last["outcome"], last["reason"]) == ("by-hand", "Succeeded", "completed")
+    assert (last["name"], last["outcome"], last["reason"]) == ("now", "Succeeded", "completed")
     [call] = around.calls("yearly")
-    assert call["meta"][RUN_ID] == around.get("job", "by-hand")["metadata"]["uid"]
+    assert call["meta"][RUN_ID] == around.get("job", "now")["metadata"]["uid"]
 
 
 # --- loop, reactive, claim: what lives on
