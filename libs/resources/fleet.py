@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -48,16 +48,38 @@ class WorkerTemplate(msgspec.Struct, rename="camel", kw_only=True, omit_defaults
 
 
 class Scaling(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """How many agents. `spec.replicas` (kubectl scale) has to be between the two."""
+    """How many agents, and how they divide the work. `spec.replicas` has to be between the two bounds."""
 
     rules: ClassVar = (
         Rule("self.minReplicas <= self.maxReplicas", "minReplicas may not be more than maxReplicas"),
+        Rule(
+            "self.mode == 'claim' || "
+            "!(has(self.target) || has(self.targetAge) || has(self.fallbackReplicas))",
+            "target, targetAge and fallbackReplicas are for mode claim: demand does not change shards",
+        ),
+        Rule(
+            "!has(self.fallbackReplicas) || "
+            "(self.fallbackReplicas >= self.minReplicas && self.fallbackReplicas <= self.maxReplicas)",
+            "has to be between minReplicas and maxReplicas",
+            ".fallbackReplicas",
+        ),
     )
 
+    mode: Literal["claim", "shard"] = "claim"
+    """claim: each agent takes any item, and demand decides how many agents there are. shard: a fixed number
+    of agents, and all items of one shard key go to the same one."""
     min_replicas: Annotated[int, Meta(ge=0, le=10_000)] = 0
     """Agents that are there even without work."""
     max_replicas: Annotated[int, Meta(ge=1, le=10_000)] = 10
     """Agents that are there at most."""
+    target: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    """Items, waiting or in work, for one agent. Absent: work.slots."""
+    target_age: Annotated[str, lasting("1s", "24h")] | None = None
+    """As a second measure, how old the oldest waiting item may be for one agent; the larger number counts."""
+    cooldown: Annotated[str, lasting("0s", "1h")] = "5m"
+    """Agents go when so long less was to do."""
+    fallback_replicas: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    """Agents while the demand cannot be known. Absent: as many as there are then."""
 
 
 class Work(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
@@ -71,6 +93,9 @@ class Work(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
     """How long an item is an agent's without a sign of life."""
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 3
     """Failures after which an item is a dead letter."""
+    drain: Annotated[str, lasting("1s", "24h")] | None = None
+    """How long an agent that has to go may go on with what it holds; what is left is handed back, and the
+    attempt does not count. Absent: 25s."""
 
 
 class Coordinator(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
@@ -90,13 +115,18 @@ class Coordinator(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=Tr
 
 
 class FleetSpec(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """A claim fleet: every agent claims from the queue, each item has one owner."""
+    """Agents that claim from one queue; each item has one owner."""
 
     rules: ClassVar = (
         Rule(
             "!has(self.replicas) || "
             "(self.replicas >= self.scaling.minReplicas && self.replicas <= self.scaling.maxReplicas)",
             "has to be between scaling.minReplicas and scaling.maxReplicas",
+            ".replicas",
+        ),
+        Rule(
+            "self.scaling.mode == 'claim' || !has(self.replicas) || self.replicas >= 1",
+            "has to be at least 1: there is no fleet of no shards",
             ".replicas",
         ),
         Rule(
@@ -108,7 +138,8 @@ class FleetSpec(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True
 
     template: WorkerTemplate
     replicas: Annotated[int, Meta(ge=0, le=10_000)] | None = None
-    """Set by `kubectl scale`. Absent: minReplicas."""
+    """A fixed number of agents, set by `kubectl scale`; in mode shard the number of shards. Absent: as the
+    demand has it, minReplicas where nothing scales; in mode shard, minReplicas and at least 1."""
     scaling: Scaling = msgspec.field(default_factory=Scaling)
     work: Work = msgspec.field(default_factory=Work)
     coordinator: Coordinator | None = None

@@ -32,6 +32,10 @@ class Settings:
     """Where agents and we find coordination. Empty: no queue is set up, and pods get no address."""
     identity_address: str = field(default="", metadata={"env": "AGENTCTL_IDENTITY_ADDRESS"})
     """Where agents get their certificate."""
+    scaler_address: str = field(default="", metadata={"env": "AGENTCTL_SCALER_ADDRESS"})
+    """Where KEDA finds the scaler. Empty: no ScaledObjects are made."""
+    keda_namespace: str = ""
+    """Where KEDA runs: there we keep the Secret with its certificate for the scaler. Empty: nowhere."""
     stand_in_url: str = ""
     """The model endpoint of pools that name none: a stand-in, which is no model. Empty: there is none."""
     loopback: str = "127.0.0.1"

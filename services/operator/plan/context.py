@@ -26,8 +26,18 @@ class Rendering:
     """The endpoint of pools that name none; "": there is no stand-in."""
     system_namespace: str = "agentctl-system"
     """Where the control plane lives, and no agent may."""
+    scaler_address: str = ""
+    """host:port of the scaler, as KEDA reaches it. Empty: nothing scales here."""
     loopback: str = "127.0.0.1"
     """Where a bridge and its agent meet. May be the variable $(AGENT_HOST), where pods share one loopback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """How coordination divides a queue; count 0: it does not."""
+
+    count: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,14 @@ class Context:
     """`contents` of every ConfigMap and Secret that the object names and that is there."""
     namesakes: Sequence[Object] = ()
     """Other Agents and AgentFleets of the namespace that share a name with it (`names`)."""
+    scales: bool = False
+    """Whether something acts on ScaledObjects here: KEDA, or the local home."""
+    workers: Object | None = None
+    """The live Deployment of a fleet's workers, if it is this fleet's."""
+    workers_alive: int = 0
+    """A fleet's worker pods that have not ended; those that are stopping count."""
+    shards: Shards | None = None
+    """Of a fleet's queue. None: not known (yet)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,10 @@ class Queue:
     max_attempts: int
     agents: tuple[str, ...]
     """Whose pods may use it, as their SPIFFE ids name them."""
+    shards: int = 0
+    """Into how many the fleet wants it divided."""
+    reshards: bool = False
+    """Whether that may be done now: nobody works on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +94,8 @@ class Plan:
     problems: tuple[Problem, ...] = ()
     references: tuple[Reference, ...] = ()
     """What to watch: a change of one of these may change the plan."""
+    keeps: tuple[Reference, ...] = ()
+    """Live objects that stay as they are for now: neither applied nor deleted."""
+    waits: Problem | None = None
+    """What has to happen before the rest of the fleet can be as it says; a condition tells."""
     queue: Queue | None = None

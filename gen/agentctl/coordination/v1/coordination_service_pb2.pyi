@@ -256,6 +256,7 @@ class ClaimRequest(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     DEDUPE_KEY_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
     max_items: _builtins.int
     """1..1000; 0: 1."""
     max_bytes: _builtins.int
@@ -278,6 +279,13 @@ class ClaimRequest(_message.Message):
     def lease(self) -> _duration_pb2.Duration:
         """Lease length, within the queue's bounds. Absent: the queue's default."""
 
+    @_builtins.property
+    def shard(self) -> _work_pb2.Shard:
+        """Which shard of the queue (one queue, and no dedupe_key). A queue with shards grants to nobody without one;
+        another count or epoch than the queue's is FAILED_PRECONDITION with reason STALE_SHARD, none at all with
+        SHARD_REQUIRED, and one for a queue without shards is STALE_SHARD too.
+        """
+
     def __init__(
         self,
         *,
@@ -288,10 +296,11 @@ class ClaimRequest(_message.Message):
         lease: _duration_pb2.Duration | None = ...,
         request_id: _builtins.str = ...,
         dedupe_key: _builtins.str = ...,
+        shard: _work_pb2.Shard | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "wait", b"wait"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "shard", b"shard", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dedupe_key", b"dedupe_key", "lease", b"lease", "max_bytes", b"max_bytes", "max_items", b"max_items", "queues", b"queues", "request_id", b"request_id", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dedupe_key", b"dedupe_key", "lease", b"lease", "max_bytes", b"max_bytes", "max_items", b"max_items", "queues", b"queues", "request_id", b"request_id", "shard", b"shard", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -261,7 +261,9 @@ class WorkItem(_message.Message):
     ordering_key: _builtins.str
     """Items of one key are delivered one at a time, in submission order. At most 256 bytes."""
     shard_key: _builtins.str
-    """Chooses the shard of a sharded fleet, at most 256 bytes. Empty: the dedupe key."""
+    """Chooses the shard in a queue that has shards: FNV-1a/64 of its bytes, modulo their count. At most 256 bytes.
+    Empty: the dedupe key; without that, the id.
+    """
     @_builtins.property
     def delay(self) -> _duration_pb2.Duration:
         """The item is not ready before this has passed. 0..366 days."""
@@ -415,6 +417,7 @@ class Item(_message.Message):
     DEAD_CAUSE_FIELD_NUMBER: _builtins.int
     CANCEL_REASON_FIELD_NUMBER: _builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """UUID."""
     queue: _builtins.str
@@ -451,6 +454,8 @@ class Item(_message.Message):
     """DEAD: why."""
     cancel_reason: _builtins.str
     """CANCELED, or LEASED with a cancel asked for: why."""
+    shard: _builtins.int
+    """Index of its shard, in a queue that has shards."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """As submitted."""
@@ -507,12 +512,15 @@ class Item(_message.Message):
         dead_cause: Global___DeadCause.ValueType = ...,
         cancel_reason: _builtins.str = ...,
         trace_context: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        shard: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "lease_expires_in", b"lease_expires_in", "ready_in", b"ready_in", "settled_ago", b"settled_ago"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shard", b"_shard", "age", b"age", "lease_expires_in", b"lease_expires_in", "ready_in", b"ready_in", "settled_ago", b"settled_ago", "shard", b"shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "attempt", b"attempt", "cancel_reason", b"cancel_reason", "content_type", b"content_type", "dead_cause", b"dead_cause", "dedupe_key", b"dedupe_key", "failures", b"failures", "group", b"group", "holder", b"holder", "id", b"id", "labels", b"labels", "lease_expires_in", b"lease_expires_in", "max_attempts", b"max_attempts", "ordering_key", b"ordering_key", "payload", b"payload", "payload_size", b"payload_size", "priority", b"priority", "queue", b"queue", "ready_in", b"ready_in", "result", b"result", "result_content_type", b"result_content_type", "settled_ago", b"settled_ago", "state", b"state", "submitter", b"submitter", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shard", b"_shard", "age", b"age", "attempt", b"attempt", "cancel_reason", b"cancel_reason", "content_type", b"content_type", "dead_cause", b"dead_cause", "dedupe_key", b"dedupe_key", "failures", b"failures", "group", b"group", "holder", b"holder", "id", b"id", "labels", b"labels", "lease_expires_in", b"lease_expires_in", "max_attempts", b"max_attempts", "ordering_key", b"ordering_key", "payload", b"payload", "payload_size", b"payload_size", "priority", b"priority", "queue", b"queue", "ready_in", b"ready_in", "result", b"result", "result_content_type", b"result_content_type", "settled_ago", b"settled_ago", "shard", b"shard", "state", b"state", "submitter", b"submitter", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__shard: _TypeAlias = _typing.Literal["shard"]  # noqa: Y015
+    _WhichOneofArgType__shard: _TypeAlias = _typing.Literal["_shard", b"_shard"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shard) -> _WhichOneofReturnType__shard | None: ...
 
 Global___Item: _TypeAlias = Item  # noqa: Y015
 
@@ -541,6 +549,62 @@ class Lease(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Lease: _TypeAlias = Lease  # noqa: Y015
+
+@_typing.final
+class Shard(_message.Message):
+    """One of the shards of a queue, as whoever claims from it knows them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """0..count-1."""
+    count: _builtins.int
+    """Shards of the queue, 1..1024."""
+    epoch: _builtins.int
+    """Of the queue's sharding; see Sharding."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        count: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "epoch", b"epoch", "index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Shard: _TypeAlias = Shard  # noqa: Y015
+
+@_typing.final
+class Sharding(_message.Message):
+    """How a queue is divided, so that items of one shard key go to one worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """Shards, 0..1024. 0: it is not divided, and anybody who may claim may claim anything."""
+    epoch: _builtins.int
+    """Grows whenever count changes. Set by the server; ConfigureQueue does not read it."""
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Sharding: _TypeAlias = Sharding  # noqa: Y015
 
 @_typing.final
 class Grant(_message.Message):
@@ -680,6 +744,7 @@ class QueuePolicy(_message.Message):
     MAX_BACKLOG_FIELD_NUMBER: _builtins.int
     MAX_PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     AGENTS_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
     max_attempts: _builtins.int
     """Attempts where an item names none. Default 5."""
     on_expiry: Global___OnExpiry.ValueType
@@ -726,6 +791,12 @@ class QueuePolicy(_message.Message):
     def agents(self) -> Global___AgentList:
         """Agents (fleets) of the namespace that may submit and claim here, beside the one of the queue's own name."""
 
+    @_builtins.property
+    def shards(self) -> Global___Sharding:
+        """Default: not divided. Items keep their place when it changes; leases that are held stay held, so whoever
+        changes it sees to it that nobody works on the queue meanwhile.
+        """
+
     def __init__(
         self,
         *,
@@ -743,10 +814,11 @@ class QueuePolicy(_message.Message):
         max_backlog: _builtins.int | None = ...,
         max_payload_bytes: _builtins.int | None = ...,
         agents: Global___AgentList | None = ...,
+        shards: Global___Sharding | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_attempts", b"_max_attempts", "_max_backlog", b"_max_backlog", "_max_payload_bytes", b"_max_payload_bytes", "agents", b"agents", "backoff", b"backoff", "dead_retention", b"dead_retention", "dedupe_window", b"dedupe_window", "default_lease", b"default_lease", "max_attempts", b"max_attempts", "max_backlog", b"max_backlog", "max_hold", b"max_hold", "max_lease", b"max_lease", "max_payload_bytes", b"max_payload_bytes", "min_lease", b"min_lease", "settled_retention", b"settled_retention"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_attempts", b"_max_attempts", "_max_backlog", b"_max_backlog", "_max_payload_bytes", b"_max_payload_bytes", "agents", b"agents", "backoff", b"backoff", "dead_retention", b"dead_retention", "dedupe_window", b"dedupe_window", "default_lease", b"default_lease", "max_attempts", b"max_attempts", "max_backlog", b"max_backlog", "max_hold", b"max_hold", "max_lease", b"max_lease", "max_payload_bytes", b"max_payload_bytes", "min_lease", b"min_lease", "settled_retention", b"settled_retention", "shards", b"shards"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_attempts", b"_max_attempts", "_max_backlog", b"_max_backlog", "_max_payload_bytes", b"_max_payload_bytes", "agents", b"agents", "backoff", b"backoff", "dead_retention", b"dead_retention", "dedupe_window", b"dedupe_window", "default_lease", b"default_lease", "max_attempts", b"max_attempts", "max_backlog", b"max_backlog", "max_hold", b"max_hold", "max_lease", b"max_lease", "max_payload_bytes", b"max_payload_bytes", "min_lease", b"min_lease", "on_dead_head", b"on_dead_head", "on_expiry", b"on_expiry", "settled_retention", b"settled_retention"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_attempts", b"_max_attempts", "_max_backlog", b"_max_backlog", "_max_payload_bytes", b"_max_payload_bytes", "agents", b"agents", "backoff", b"backoff", "dead_retention", b"dead_retention", "dedupe_window", b"dedupe_window", "default_lease", b"default_lease", "max_attempts", b"max_attempts", "max_backlog", b"max_backlog", "max_hold", b"max_hold", "max_lease", b"max_lease", "max_payload_bytes", b"max_payload_bytes", "min_lease", b"min_lease", "on_dead_head", b"on_dead_head", "on_expiry", b"on_expiry", "settled_retention", b"settled_retention", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_attempts: _TypeAlias = _typing.Literal["max_attempts"]  # noqa: Y015
     _WhichOneofArgType__max_attempts: _TypeAlias = _typing.Literal["_max_attempts", b"_max_attempts"]  # noqa: Y015
