@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from .work import Item, QueueStats, State
 
 Obstacle = tuple[str, str]
 
 
 def obstacles(
-    stats: QueueStats, item: Item | None, ahead: tuple[str, State] | None, parked: int
+    stats: QueueStats,
+    item: Item | None,
+    ahead: tuple[str, State] | None,
+    parked: int,
+    shards: Set[int | None] = frozenset(),
 ) -> list[Obstacle]:
     """What stands in the way of an item, or of the queue when there is none. Empty: nothing does.
-    `ahead`: the head of a blocked item's ordering key. `parked`: claims that wait here.
+    `ahead`: the head of a blocked item's ordering key. `parked`: claims that wait here, and `shards` those
+    that they are of.
     """
     found: list[Obstacle] = []
     if item is not None and (own := _of_item(item, ahead)):
@@ -22,7 +29,16 @@ def obstacles(
         found.append(("PAUSED", "the queue is paused; `agentctl queues resume` ends that"))
     if item is None and not stats.ready:
         found.append(_of_empty_queue(stats))
-    if stats.ready and not parked:
+    shard = item.shard if item is not None and item.state is State.READY else None
+    if shard is not None and shard not in shards:
+        found.append(
+            (
+                "SHARD_IDLE",
+                f"no claim of shard {shard} is parked at this replica; does the worker of that shard run,"
+                " and is it not busy?",
+            )
+        )
+    elif stats.ready and not parked:
         found.append(
             (
                 "NO_WORKER_POLLING",

@@ -320,7 +320,8 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
             queue = item.queue
         stats = (await self._store.queues([queue], None))[0]
         ahead = await self._store.ahead(item.id) if item else None
-        obstacles = explain.obstacles(stats, item, ahead, self._waiting.parked(queue))
+        waiting = self._waiting
+        obstacles = explain.obstacles(stats, item, ahead, waiting.parked(queue), waiting.shards(queue))
         return pb.ExplainResponse(
             obstacles=[pb.Obstacle(code=code, detail=detail) for code, detail in obstacles],
             queue=self._queue(stats),
@@ -360,7 +361,9 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
     async def _park(self, orders: Sequence[ClaimOrder], wait: float) -> tuple[Granted, float]:
         clock = asyncio.get_running_loop().time
         end = clock() + wait
-        with self._waiting.waiter([order.queue for order in orders], orders[0].holder) as waiter:
+        first = orders[0]
+        shard = None if first.shard is None else first.shard.index
+        with self._waiting.waiter([order.queue for order in orders], first.holder, shard) as waiter:
             while True:
                 waiter.arm()
                 granted, asked = await self._look(orders)

@@ -20,9 +20,11 @@ from .rates import Rates
 from .work import (
     DAY_MS,
     MAX_ENTRIES,
+    MAX_EPOCH,
     MAX_ERROR,
     MAX_GRANT_BYTES,
     MAX_PAYLOAD,
+    MAX_SHARDS,
     MINUTE_MS,
     OK,
     TOP_PRIORITY,
@@ -43,6 +45,8 @@ from .work import (
     OnExpiry,
     Policy,
     QueueStats,
+    Shard,
+    Sharding,
     State,
     Submitted,
     SubmitVerdict,
@@ -281,13 +285,26 @@ def claim_from_pb(
     dedupe_key = _optional(request.dedupe_key, path + "dedupe_key", 256)
     if dedupe_key is not None and len(queues) != 1:
         raise invalid(path + "dedupe_key", "needs exactly one queue")
+    shard = _shard(request, path) if request.HasField("shard") else None
     args = 0
     if request_id is not None:
-        args = zlib.crc32(repr((queues, max_items, max_bytes, lease, dedupe_key)).encode())
+        asked: tuple[object, ...] = (queues, max_items, max_bytes, lease, dedupe_key)
+        args = zlib.crc32(repr(asked if shard is None else (*asked, shard)).encode())
     return [
-        ClaimOrder(queue, holder, max_items, max_bytes, lease, request_id, args, dedupe_key)
+        ClaimOrder(queue, holder, max_items, max_bytes, lease, request_id, args, dedupe_key, shard)
         for queue in queues
     ]
+
+
+def _shard(request: pb.ClaimRequest, path: str) -> Shard:
+    if len(request.queues) != 1:
+        raise invalid(path + "shard", "needs exactly one queue")
+    if request.dedupe_key:
+        raise invalid(path + "shard", "cannot stand together with dedupe_key")
+    given = request.shard
+    count = _within(given.count, path + "shard.count", 1, MAX_SHARDS)
+    index = _within(given.index, path + "shard.index", 0, count - 1)
+    return Shard(index, count, _within(given.epoch, path + "shard.epoch", 1, MAX_EPOCH))
 
 
 def wait_ms(request: pb.ClaimRequest, path: str = "") -> int:
@@ -412,6 +429,8 @@ def policy_changes(given: work_pb2.QueuePolicy, current: Policy) -> dict[str, ob
         if len(names) > 64 or not all(_AGENT.fullmatch(name) for name in names):
             raise invalid("policy.agents", "must be at most 64 names of agents")
         changes["agents"] = names
+    if given.HasField("shards"):
+        changes["shards"] = Sharding(_within(given.shards.count, "policy.shards.count", 0, MAX_SHARDS))
     return changes
 
 
@@ -523,6 +542,7 @@ def item_to_pb(item: Item, *, with_result: bool = True) -> work_pb2.Item:
         dead_cause=int(item.dead_cause or 0),  # type: ignore[arg-type]
         cancel_reason=item.cancel_reason or "",
         trace_context=item.trace,
+        shard=item.shard,
     )
     for field, ms in (
         ("ready_in", item.ready_in_ms),
@@ -554,6 +574,7 @@ def policy_to_pb(policy: Policy) -> work_pb2.QueuePolicy:
         max_backlog=policy.max_backlog,
         max_payload_bytes=policy.max_payload_bytes,
         agents=work_pb2.AgentList(names=policy.agents),
+        shards=work_pb2.Sharding(count=policy.shards.count, epoch=policy.shards.epoch),
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from libs.errors import PreconditionError
+
 MINUTE_MS = 60_000
 DAY_MS = 24 * 60 * MINUTE_MS
 
@@ -17,6 +19,8 @@ MAX_ERROR = 1024
 MAX_FAILURES = 10
 MAX_REFUNDS = 3
 TOP_PRIORITY = 9
+MAX_SHARDS = 1024
+MAX_EPOCH = 1 << 50  # a store keeps it beside the index of a shard, in 64 bits
 
 
 class State(IntEnum):
@@ -73,6 +77,64 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard of a queue, as whoever claims from it knows them."""
+
+    index: int
+    count: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How a queue is divided. 0 shards: it is not. The epoch grows with every change of the count."""
+
+    count: int = 0
+    epoch: int = 0
+
+    def resized(self, count: int) -> Sharding:
+        return self if count == self.count else Sharding(count, self.epoch + 1)
+
+    def check(self, shard: Shard | None) -> None:
+        """StaleShardError or ShardRequiredError unless a claim with this shard fits."""
+        if shard is None:
+            if self.count:
+                raise ShardRequiredError(f"the queue has {self}; a claim must name its shard")
+        elif not self.count or (shard.count, shard.epoch) != (self.count, self.epoch):
+            raise StaleShardError(
+                f"the queue has {self}, the claim is for {shard.count}, epoch {shard.epoch}"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.count} shards, epoch {self.epoch}"
+
+
+class StaleShardError(PreconditionError):
+    """The shards of the queue are others than those of the claim."""
+
+    reason = "STALE_SHARD"
+
+
+class ShardRequiredError(PreconditionError):
+    """The queue has shards, the claim has none."""
+
+    reason = "SHARD_REQUIRED"
+
+
+def shard_hash(key: bytes) -> int:
+    """FNV-1a with 64 bits, unsigned."""
+    hashed = 0xCBF29CE484222325
+    for byte in key:
+        hashed = (hashed ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return hashed
+
+
+def item_hash(shard_key: str | None, dedupe_key: str | None, id: str) -> int:
+    """What decides, modulo their count, in which shard an item is."""
+    return shard_hash((shard_key or dedupe_key or id).encode())
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The rules of a queue."""
 
@@ -90,6 +152,7 @@ class Policy:
     max_backlog: int = 5_000_000
     max_payload_bytes: int = MAX_PAYLOAD
     agents: tuple[str, ...] = ()
+    shards: Sharding = Sharding()
 
     def lease_ms(self, asked_ms: int | None) -> int:
         """The lease to give; a length out of bounds has been refused before."""
@@ -175,6 +238,7 @@ class Item:
     settled_ago_ms: int | None = None
     dead_cause: DeadCause | None = None
     cancel_reason: str | None = None
+    shard: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +278,7 @@ class ClaimOrder:
     request_id: str | None = None
     request_args: int = 0  # a checksum of the arguments, to recognise a changed repeat
     dedupe_key: str | None = None
+    shard: Shard | None = None
 
 
 @dataclass(slots=True)
@@ -397,8 +462,11 @@ class Results:
 
 
 def amend(policy: Policy, changes: Mapping[str, object]) -> Policy:
-    """The policy with these fields changed; raises ValueError when the bounds contradict each other."""
+    """The policy with these fields changed (of `shards` only the count is read); raises ValueError when the
+    bounds contradict each other.
+    """
     amended = replace(policy, **changes)  # type: ignore[arg-type]  # keys come from one table in wire.py
+    amended = replace(amended, shards=policy.shards.resized(amended.shards.count))
     low, high = amended.min_lease_ms, amended.max_lease_ms
     if not low <= amended.default_lease_ms <= high:
         raise ValueError(f"default_lease: must be within min_lease ({low} ms) and max_lease ({high} ms)")

@@ -40,6 +40,9 @@ Wake = Callable[[str, int], None]
 """`wake(queue, n)`: about n more items became ready or settled in that queue (n = 0: something else
 about it changed). May come early or twice, never not at all. An empty queue name means: look at all."""
 
+EVERYBODY = 1 << 30
+"""As many as wait, whatever there is: they must hear that the queue is divided in another way."""
+
 
 class Store(ABC):
     """Items, leases, results and dead letters of all queues. Queues are `namespace/name`."""
@@ -71,7 +74,10 @@ class Store(ABC):
         InvalidError if request_args differ. `more`: at least one item stayed ready. With dedupe_key: only
         the item that holds it. If the caller was cancelled after the grant was made, the store takes it
         back uncounted and voids the request_id, at most MAX_REFUNDS times an item. Never writes when it
-        grants nothing.
+        grants nothing, unless the queue was divided anew.
+
+        With a shard: only items of it, and `more` speaks of those. StaleShardError, ShardRequiredError: the
+        queue is not divided as the order says, at the moment of the grant.
         """
 
     @abstractmethod
@@ -187,7 +193,8 @@ class Store(ABC):
     async def configure(self, queue: str, changes: Mapping[str, object]) -> QueueStats:
         """Change these fields of the policy, making the queue if it is new. ValueError, nothing changed,
         when the bounds contradict each other (`work.amend`). ExhaustedError: the namespace has its most
-        queues.
+        queues. A change of `shards` re-places all items that nobody holds, and the others when they come
+        back; parked claims are woken, so that they hear of it.
         """
 
     @abstractmethod

@@ -42,6 +42,7 @@ from ..work import (
     State,
     Submitted,
     SubmitVerdict,
+    item_hash,
 )
 
 BACK = ("release", LeaseVerdict(Held.OK))  # what may be said to the holder of a grant that was taken back
@@ -109,6 +110,9 @@ class Reference:
             and (not other.state.settled or (halts and other.state is State.DEAD))
         )
 
+    def hash(self, thing: Thing) -> int:
+        return item_hash(thing.new.shard_key, thing.new.dedupe_key, thing.new.id)
+
     def of(self, queue: str) -> Iterable[Thing]:
         return (thing for thing in self.things.values() if thing.queue == queue)
 
@@ -171,6 +175,8 @@ class Reference:
         ready = [t for t in self.of(order.queue) if self.state(t) is State.READY]
         if order.dedupe_key is not None:
             ready = [t for t in ready if t is self.keeper(order.queue, order.dedupe_key)]
+        if (shard := order.shard) is not None:
+            ready = [t for t in ready if self.hash(t) % shard.count == shard.index]
         if order.queue in self.paused:
             ready = []
         assert all(g.id in self.things for g in answer.grants)

@@ -86,3 +86,19 @@ def test_totals_that_fell_give_no_negative_rate():
     meter = RateMeter()
     meter.observe(queue(settled_total=10), 0.0)
     assert meter.observe(queue(settled_total=5), 5.0).settled == 0  # a redrive takes settles back
+
+
+@pytest.mark.parametrize(
+    ("state", "shard", "parked", "codes"),
+    [
+        (State.READY, 2, {0, 1}, ["SHARD_IDLE"]),
+        (State.READY, 2, set(), ["SHARD_IDLE"]),
+        (State.READY, 2, {2}, []),
+        (State.READY, None, set(), ["NO_WORKER_POLLING"]),
+        (State.DELAYED, 2, {0}, ["DELAYED"]),
+    ],
+)
+def test_of_an_item_in_a_shard(state, shard, parked, codes):
+    found = obstacles(queue(ready=1), item(state, shard=shard), None, len(parked), parked)
+    assert [code for code, _ in found] == codes
+    assert all("shard 2 is parked at this replica" in words for code, words in found if code == "SHARD_IDLE")

@@ -12,11 +12,12 @@ import pytest
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import coordination_service_pb2_grpc as pb_grpc
 from agentctl.coordination.v1 import work_pb2
-from libs.errors import ExhaustedError
+from libs.errors import ExhaustedError, PreconditionError
 from libs.identity import Principal
 from libs.rpc.call import Call
 
 from ..waiting import Waiting
+from ..work import item_hash
 from .conftest import item as new_item
 from .served import AGENT, FRONTS, QUEUE, ROOT, TWIN, ack, draining, in_memory, lease, plane, seconds, work
 
@@ -284,3 +285,43 @@ async def test_a_holder_that_parks_too_many_is_refused_and_others_are_not(tmp_pa
             claim.cancel()
         await it.parked(0)
         assert await it.claim(wait=0.1) == []
+
+
+def shard(index: int, count: int = 4, epoch: int = 1) -> work_pb2.Shard:
+    return work_pb2.Shard(index=index, count=count, epoch=epoch)
+
+
+async def test_a_parked_claim_of_a_shard_is_woken_though_others_parked_later(it):
+    await it.configure(shards=work_pb2.Sharding(count=4))
+    indexes = [item_hash(key, None, "") % 4 for key in ("k", "l")]
+    assert len(set(indexes)) == 2
+    claims = []
+    for index in (*indexes, *{0, 1, 2, 3}.difference(indexes)):
+        claims.append(it.claiming(shard=shard(index)))
+        await it.parked(len(claims))
+    for left, (key, claim) in enumerate(zip("kl", claims, strict=False), 1):
+        (id,) = await it.submit(work(shard_key=key))
+        assert [grant.item_id for grant in await soon(claim)] == [id]
+        await it.parked(4 - left)
+    for claim in claims[2:]:
+        claim.cancel()
+
+
+async def test_parked_claims_hear_at_once_that_the_shards_changed(it):
+    await it.configure(shards=work_pb2.Sharding(count=4))
+    claims = [it.claiming(shard=shard(n)) for n in range(4)]
+    await it.parked(4)
+    await it.configure(shards=work_pb2.Sharding(count=2))
+    for claim in claims:
+        with pytest.raises(PreconditionError, match="2 shards, epoch 2"):
+            await soon(claim)
+    await it.parked(0)
+
+
+async def test_a_parked_claim_without_a_shard_hears_at_once_that_it_needs_one(it):
+    claim = it.claiming()
+    await it.parked(1)
+    await it.configure(shards=work_pb2.Sharding(count=2))
+    with pytest.raises(PreconditionError) as raised:
+        await soon(claim)
+    assert raised.value.reason == "SHARD_REQUIRED"

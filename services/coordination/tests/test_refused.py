@@ -105,6 +105,25 @@ CASES = [
     ),
     ("Submit", submit(group="g" * 257), "items[1].group"),
     ("Submit", submit(ordering_key="\0"), "items[1].ordering_key"),
+    *(
+        (verb, ask(shard=work_pb2.Shard(index=index, count=count, epoch=epoch), **more), path + field)
+        for verb, ask, path in (("Claim", claim, ""), ("Ack", next_, "claim_next."))
+        for index, count, epoch, more, field in (
+            (0, 0, 1, {}, "shard.count"),
+            (0, -1, 1, {}, "shard.count"),
+            (0, 1025, 1, {}, "shard.count"),
+            (3, 3, 1, {}, "shard.index"),
+            (-1, 3, 1, {}, "shard.index"),
+            (0, 3, 0, {}, "shard.epoch"),
+            (0, 3, (1 << 50) + 1, {}, "shard.epoch"),
+            (0, 3, 1, {"queues": [QUEUE, "demo/small"]}, "shard"),
+            (0, 3, 1, {"dedupe_key": "d"}, "shard"),
+        )
+    ),
+    *(
+        ("ConfigureQueue", policy(shards=work_pb2.Sharding(count=n)), "policy.shards.count")
+        for n in (-1, 1025)
+    ),
     ("Submit", submit(shard_key="s" * 257), "items[1].shard_key"),
     ("Submit", submit(labels={str(n): "" for n in range(33)}), "items[1].labels"),
     ("Submit", submit(labels={"": "x"}), "items[1].labels['']"),

@@ -10,8 +10,9 @@ import pytest
 
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import work_pb2
-from libs.errors import ExhaustedError, InvalidError, NotFoundError
+from libs.errors import ExhaustedError, InvalidError, NotFoundError, PreconditionError
 
+from ..work import item_hash
 from .served import AGENT, FRONTS, QUEUE, ROOT, TWIN, ack, lease, plane, seconds, work
 
 READY, DELAYED, BLOCKED = (
@@ -139,6 +140,48 @@ async def test_ack_stands_when_its_claim_next_cannot_run(it):
     assert not answer.HasField("claim")
     assert "request_id" in answer.claim_error
     assert (await it.queue()).settled_total == 1
+
+
+async def test_a_claim_of_a_stale_shard_or_of_none_is_refused_with_its_reason(it):
+    configured = await it.configure(shards=work_pb2.Sharding(count=3, epoch=55))
+    assert configured.policy.shards == work_pb2.Sharding(count=3, epoch=1)
+    await it.submit()
+    for shard, reason in (
+        (work_pb2.Shard(index=0, count=3, epoch=2), "STALE_SHARD"),
+        (work_pb2.Shard(index=0, count=2, epoch=1), "STALE_SHARD"),
+        (None, "SHARD_REQUIRED"),
+    ):
+        with pytest.raises(PreconditionError, match="3 shards, epoch 1") as raised:
+            await it.claim(shard=shard, wait=5)
+        assert raised.value.reason == reason
+    assert (await it.queue()).granted_total == 0
+
+
+async def test_ack_stands_when_the_shard_of_its_claim_next_is_stale(it):
+    await it.submit(work(), work())
+    grant = await it.take()
+    await it.configure(shards=work_pb2.Sharding(count=1))
+    stub = await it.stub(AGENT)
+    claim_next = pb.ClaimRequest(queues=[QUEUE], shard=work_pb2.Shard(count=2, epoch=1))
+    answer = await stub.Ack(pb.AckRequest(acks=[ack(grant)], claim_next=claim_next))
+    assert answer.verdicts[0].status == OK
+    assert answer.claim_error.startswith("STALE_SHARD: ")
+    assert not answer.HasField("claim")
+
+
+async def test_items_and_explain_say_which_shard(it):
+    (id,) = await it.submit(work(shard_key="k"))
+    assert not (await it.item(id)).HasField("shard")
+    await it.configure(shards=work_pb2.Sharding(count=4))
+    shard = item_hash("k", None, "") % 4
+    assert (await it.item(id)).shard == shard
+    claim = it.claiming(shard=work_pb2.Shard(index=(shard + 1) % 4, count=4, epoch=1))
+    await it.parked(1)
+    stub = await it.stub()
+    (obstacle,) = (await stub.Explain(pb.ExplainRequest(item_id=id))).obstacles
+    assert obstacle.code == "SHARD_IDLE"
+    assert f"shard {shard} " in obstacle.detail
+    claim.cancel()
 
 
 async def test_fail_retries_later_and_then_is_dead(it):

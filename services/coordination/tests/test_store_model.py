@@ -33,6 +33,8 @@ from ..work import (
     Lease,
     NewItem,
     OnDeadHead,
+    Shard,
+    Sharding,
     State,
 )
 from .conftest import ALL, ANNA, BEN, PRODUCER, Wakes
@@ -92,8 +94,12 @@ class Run:
                 return Call(verb, (queue, news))
             case "claim":
                 request = self.namespace if flag else None
+                key = "a" if pick % 11 == 10 else None
+                shards = self.worlds[0].policies[queue].shards
+                shard = Shard(pick // 4 % shards.count, shards.count, shards.epoch) if shards.count else None
+                args = int(pick % 9 == 8) + (2 * shard.index if shard else 0)
                 order = ClaimOrder(queue, HOLDERS[pick // 2 % 2], 1 + len(many), 1 << 20, self.lease_ms,
-                                   request, int(pick % 9 == 8), "a" if pick % 11 == 10 else None)  # fmt: skip
+                                   request, args, None if shard else key, shard)  # fmt: skip
                 return Call(verb, (order,))
             case "renew":
                 return Call(verb, (holder, leases, self.lease_ms))
@@ -210,6 +216,7 @@ shapes = st.lists(
     min_size=10,
     max_size=10,
 )
+counts = st.sampled_from([0, 0, 2])
 scripts = st.lists(steps, min_size=20, max_size=60)
 
 
@@ -219,11 +226,13 @@ def items_of(shapes: list[dict[str, Any]], unit_ms: int) -> list[NewItem]:
     return [NewItem(str(uuid4()), b"work", PRODUCER, backoff=backoff, **shape) for shape in scaled]
 
 
-async def prepared(stores: Sequence[Store], shapes: list[dict[str, Any]], unit_ms: int) -> Run:
+async def prepared(stores: Sequence[Store], shapes: list[dict[str, Any]], unit_ms: int, shards: int) -> Run:
     namespace = f"m{uuid4().hex[:12]}"
     policies = {}
     for queue in QUEUES:
-        stats = await stores[0].configure(f"{namespace}/{queue}", RULES[queue])
+        stats = await stores[0].configure(
+            f"{namespace}/{queue}", {**RULES[queue], "shards": Sharding(shards)}
+        )
         policies[stats.name] = stats.policy
     items = items_of(shapes, unit_ms)
     return Run(stores, namespace, items, 3 * unit_ms, [Reference(policies)])
@@ -269,24 +278,24 @@ class Clock:
 
 
 @settings(deadline=None, max_examples=80, report_multiple_bugs=False)
-@given(shapes=shapes, script=scripts)
-async def test_memory_store_behaves_like_the_reference(shapes, script):
+@given(shapes=shapes, script=scripts, shards=counts)
+async def test_memory_store_behaves_like_the_reference(shapes, script, shards):
     clock = Clock()
     store = MemoryStore(Wakes(), clock=clock, rng=NO_JITTER)
     clock.sweep = store.sweep
-    await played(await prepared([store], shapes, SECOND), script, clock)
+    await played(await prepared([store], shapes, SECOND, shards), script, clock)
 
 
 @pytest.mark.postgres
 @settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(shapes=shapes, script=scripts)
-async def test_two_replicas_behave_like_the_reference(two_stores, shapes, script):
-    await played(await prepared(two_stores, shapes, 60 * SECOND), script, None)
+@given(shapes=shapes, script=scripts, shards=counts)
+async def test_two_replicas_behave_like_the_reference(two_stores, shapes, script, shards):
+    await played(await prepared(two_stores, shapes, 60 * SECOND, shards), script, None)
 
 
 @pytest.mark.postgres
 @pytest.mark.soak
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(shapes=shapes, script=scripts)
-async def test_two_replicas_behave_like_the_reference_for_long(two_stores, shapes, script):
-    await played(await prepared(two_stores, shapes, 60 * SECOND), script, None)
+@given(shapes=shapes, script=scripts, shards=counts)
+async def test_two_replicas_behave_like_the_reference_for_long(two_stores, shapes, script, shards):
+    await played(await prepared(two_stores, shapes, 60 * SECOND, shards), script, None)

@@ -10,6 +10,7 @@ import pytest
 from libs.errors import ExhaustedError, UnavailableError
 
 from ..waiting import Waiter, Waiting
+from .conftest import until
 
 A, B = "demo/a", "demo/b"
 
@@ -25,8 +26,8 @@ async def stack():
         yield stack
 
 
-def parked(stack, waiting, *queues, holder="h"):
-    waiter = stack.enter_context(waiting.waiter(queues or (A,), holder))
+def parked(stack, waiting, *queues, holder="h", shard=None):
+    waiter = stack.enter_context(waiting.waiter(queues or (A,), holder, shard))
     waiter.arm()
     return waiter
 
@@ -145,3 +146,47 @@ async def test_caps_hold_for_a_holder_for_all_and_for_watches_and_are_given_back
         for holder in ("a", "a", "c"):
             parked(stack, waiting, holder=holder)
         stack.enter_context(waiting.watch(frozenset({A})))
+
+
+async def test_a_wake_reaches_all_who_wait_for_a_shard_since_it_does_not_say_which(waiting, stack):
+    shards = [parked(stack, waiting, shard=n) for n in range(3)]
+    others = [parked(stack, waiting), parked(stack, waiting, B, shard=0)]
+    assert (waiting.parked(A), waiting.shards(A)) == (4, {0, 1, 2})
+    waiting.wake(A, 0)
+    assert not any(map(woken, shards))
+    waiting.wake(A, 1)
+    assert all(map(woken, shards))
+    assert [woken(other) for other in others] == [True, False]
+    waiting.wake("", 0)
+    assert woken(others[1])
+
+
+async def test_a_wake_right_after_another_reaches_those_who_wait_for_shards_a_little_later(waiting, stack):
+    waiter = parked(stack, waiting, shard=0)
+    waiting.wake(A, 1)
+    waiter.arm()
+    waiting.wake(A, 1)
+    waiting.wake(A, 1)
+    assert not woken(waiter)
+    async with asyncio.timeout(5):
+        await waiter.wait(60)
+    waiter.arm()
+
+    async def calm() -> bool:
+        return not waiting._paced
+
+    await until(calm)
+    assert not woken(waiter)  # the two wakes were one
+    waiting.wake(A, 1)
+    assert woken(waiter)
+
+
+async def test_lost_wakes_of_shards_are_made_up_for_all_in_turn(waiting, stack):
+    waiters = [parked(stack, waiting, holder=str(n), shard=n) for n in range(150)]
+    looking = asyncio.create_task(waiting.run())
+    async with asyncio.timeout(10):
+        await waiters[99].wait(60)
+        assert not any(map(woken, waiters[100:]))
+        waiters[0].arm()
+        await waiters[149].wait(60)
+    looking.cancel()

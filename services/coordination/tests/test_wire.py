@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
@@ -12,7 +14,7 @@ from agentctl.coordination.v1 import work_pb2
 from libs.errors import InvalidError
 
 from .. import wire
-from ..work import OK, Backoff, Held, LeaseVerdict, Lost, OnExpiry, Policy, State, amend
+from ..work import OK, Backoff, Held, LeaseVerdict, Lost, OnExpiry, Policy, Shard, Sharding, State, amend
 
 WORKER = "spiffe://test.example/ns/team/agent/writer/pod/writer-0/uid"
 
@@ -61,8 +63,13 @@ def test_a_claim_is_one_order_per_queue_with_one_checksum_of_its_arguments():
     first, second = orders()
     assert (first.queue, second.queue, first.max_items, first.lease_ms) == ("a/a", "a/b", 1, None)
     assert first.request_args == second.request_args == orders()[0].request_args
-    for changed in ({"max_items": 2}, {"max_bytes": 5}, {"queues": ["a/a"]}, {"lease": Duration(seconds=9)}):
+    one: dict[str, Any] = {"queues": ["a/a"]}
+    shards: list[dict[str, Any]] = [
+        {**one, "shard": work_pb2.Shard(index=n, count=2, epoch=1)} for n in range(2)
+    ]
+    for changed in ({"max_items": 2}, {"max_bytes": 5}, one, *shards, {"lease": Duration(seconds=9)}):
         assert orders(**changed)[0].request_args != first.request_args
+    assert len({orders(**changed)[0].request_args for changed in (one, *shards)}) == 3
     assert orders(wait=Duration(seconds=9))[0].request_args == first.request_args  # how long is no matter
 
 
@@ -76,8 +83,9 @@ def test_a_lease_must_be_within_the_bounds_of_every_queue():
 
 def test_a_policy_comes_back_as_it_was():
     policy = Policy(
-        default_lease_ms=7000, backoff=Backoff(1, 2, 1.5), on_expiry=OnExpiry.DEAD, agents=("a", "b")
-    )
+        default_lease_ms=7000, backoff=Backoff(1, 2, 1.5), on_expiry=OnExpiry.DEAD, agents=("a", "b"),
+        shards=Sharding(3, 1),
+    )  # fmt: skip
     changes = wire.policy_changes(wire.policy_to_pb(policy), Policy())
     assert amend(Policy(), changes) == policy
 
@@ -86,6 +94,21 @@ def test_absent_fields_of_a_policy_change_nothing():
     assert wire.policy_changes(work_pb2.QueuePolicy(), Policy()) == {}
     changes = wire.policy_changes(work_pb2.QueuePolicy(agents=work_pb2.AgentList()), Policy(agents=("a",)))
     assert changes == {"agents": ()}
+
+
+def test_a_claim_of_a_shard_says_which():
+    request = pb.ClaimRequest(queues=["a/a"], shard=work_pb2.Shard(index=1023, count=1024, epoch=1 << 40))
+    (order,) = wire.claim_from_pb(request, "", WORKER, [])
+    assert order.shard == Shard(1023, 1024, 1 << 40)
+    request.ClearField("shard")
+    assert wire.claim_from_pb(request, "", WORKER, [])[0].shard is None
+
+
+def test_the_epoch_of_a_policy_is_not_read():
+    given_ = work_pb2.QueuePolicy(shards=work_pb2.Sharding(count=2, epoch=77))
+    changes = wire.policy_changes(given_, Policy())
+    assert amend(Policy(shards=Sharding(1, 4)), changes).shards == Sharding(2, 5)
+    assert amend(Policy(shards=Sharding(2, 4)), changes).shards == Sharding(2, 4)
 
 
 def test_verdicts_say_what_they_know_and_no_more():

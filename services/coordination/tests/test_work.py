@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ..work import Backoff, OnExpiry, Policy, Scope, State, amend
+from libs.errors import PreconditionError
+
+from ..work import Backoff, OnExpiry, Policy, Scope, Shard, Sharding, State, amend, item_hash, shard_hash
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -112,3 +114,45 @@ def test_scope_of_a_holder_does_not_see_what_nobody_holds():
 
 def test_settled_states_are_those_that_have_a_result():
     assert {state for state in State if state.settled} == {State.SUCCEEDED, State.DEAD, State.CANCELED}
+
+
+@pytest.mark.parametrize(
+    ("key", "hashed"),
+    [(b"", 0xCBF29CE484222325), (b"a", 0xAF63DC4C8601EC8C), (b"foobar", 0x85944171F73967E8)],
+)
+def test_the_hash_of_a_shard_key_is_fnv_1a(key, hashed):
+    assert shard_hash(key) == hashed
+
+
+def test_the_shard_key_goes_before_the_dedupe_key_and_that_before_the_id():
+    assert item_hash("a", "b", "c") == shard_hash(b"a")
+    assert item_hash(None, "b", "c") == shard_hash(b"b")
+    assert item_hash(None, None, "c") == shard_hash(b"c")
+
+
+@given(st.lists(st.integers(0, 4), max_size=20))
+def test_no_epoch_is_used_for_two_counts(counts):
+    policy = Policy()
+    used = {policy.shards.epoch: 0}
+    for count in counts:
+        policy = amend(policy, {"shards": Sharding(count)})
+        assert policy.shards.count == count
+        assert used.setdefault(policy.shards.epoch, count) == count
+        assert policy.shards.epoch == max(used)
+
+
+def test_a_shard_fits_only_the_count_and_the_epoch_that_it_names():
+    now = Sharding(3, 7)
+    now.check(Shard(2, 3, 7))
+    Sharding(0, 8).check(None)
+    for sharding, shard, reason in (
+        (now, Shard(0, 3, 6), "STALE_SHARD"),
+        (now, Shard(0, 2, 7), "STALE_SHARD"),
+        (now, None, "SHARD_REQUIRED"),
+        (Sharding(0, 8), Shard(0, 3, 8), "STALE_SHARD"),
+    ):
+        with pytest.raises(
+            PreconditionError, match=f"the queue has {sharding.count} shards, epoch"
+        ) as raised:
+            sharding.check(shard)
+        assert raised.value.reason == reason

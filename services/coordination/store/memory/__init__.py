@@ -46,8 +46,8 @@ from ...work import (
     SubmitVerdict,
     amend,
 )
-from .. import Store, Wake
-from .rows import Ended, Queue, Request, Row
+from .. import EVERYBODY, Store, Wake
+from .rows import Ended, Lane, Queue, Request, Row
 from .table import STALL_MS, TICK_MS, Table, Touched
 
 SCAN = 10_000  # rows that one page looks at
@@ -106,11 +106,15 @@ class MemoryStore(Store):
             if (first := table.requests.get(key)) and (live := self._replay(first, order, now)):
                 return Granted(live)
             request = Request(key, order.request_args)
-        if q.paused:
+        q.policy.shards.check(order.shard)
+        lane = q.ready.get(None if order.shard is None else order.shard.index)
+        if q.paused or lane is None:
             return Granted(())
         touched: Touched = {}
         rows = (
-            self._pick(q, order, now, touched) if order.dedupe_key is None else self._pick_key(q, order, now)
+            self._pick(q, lane, order, now, touched)
+            if order.dedupe_key is None
+            else self._pick_key(q, order, now)
         )
         lease_ms = min(q.policy.lease_ms(order.lease_ms), q.policy.max_hold_ms)
         for row in rows:
@@ -120,7 +124,10 @@ class MemoryStore(Store):
         if rows:
             self._wake(order.queue, 0)
         self._wake_all(touched)
-        return Granted(tuple(row.grant(now) for row in rows), more=q.counts[State.READY] > 0)
+        more = q.counts[State.READY] > 0
+        if more and order.shard is not None:
+            more = any(row.state is State.READY for some in lane for row in some)
+        return Granted(tuple(row.grant(now) for row in rows), more)
 
     def _replay(self, request: Request, order: ClaimOrder, now: int) -> tuple[Grant, ...]:
         live = [row for row, token in request.grants if row.live(order.holder, token, now)]
@@ -130,10 +137,10 @@ class MemoryStore(Store):
             row.answers += 1
         return tuple(row.grant(now) for row in live)
 
-    def _pick(self, q: Queue, order: ClaimOrder, now: int, touched: Touched) -> list[Row]:
+    def _pick(self, q: Queue, lane: Lane, order: ClaimOrder, now: int, touched: Touched) -> list[Row]:
         rows: list[Row] = []
         size = 0
-        for ready in reversed(q.ready):
+        for ready in reversed(lane):
             while ready and len(rows) < order.max_items:
                 row = ready[0]
                 if row.state is not State.READY:
@@ -155,7 +162,7 @@ class MemoryStore(Store):
         row = q.dedupe.get(order.dedupe_key or "")
         if row is None or row.state is not State.READY or row.lapsed(now):
             return []
-        q.ready[row.new.priority].remove(row)  # O(n), for the one who asks for a single known key
+        q.lane(row).remove(row)  # O(n), for the one who asks for a single known key
         return [row]
 
     async def renew(self, holder: str, leases: Sequence[Lease], lease_ms: int | None) -> list[LeaseVerdict]:
@@ -441,9 +448,12 @@ class MemoryStore(Store):
         known = self._table.queues.get(queue)
         policy = amend(known.policy if known else Policy(), changes)
         q = self._table.queue(queue)
-        q.policy = policy
+        before, q.policy = q.policy, policy
         now = self._now()
         touched = {queue: 0}
+        if policy.shards != before.shards:
+            q.divide()
+            touched[queue] = EVERYBODY
         for key in list(q.chains):  # on_dead_head may no longer halt them
             self._table.promote(q, key, now, touched)
         self._wake_all(touched)

@@ -22,6 +22,7 @@ from ...work import (
     QueueStats,
     Scope,
     State,
+    item_hash,
 )
 
 _NO_FAILURES: tuple[Failure, ...] = ()
@@ -53,10 +54,9 @@ class Row:
 
     __slots__ = (
         "answers", "armed", "attempt", "cancel_reason", "chained", "dead_cause", "ended", "expires_at",
-        "failures",
-        "forget_at", "granted_at", "holder", "key_until", "lease_end", "new", "past", "queue", "ready_at",
-        "ready_since", "refunds", "request", "result", "result_type", "seq", "settled_at", "settled_seq",
-        "state", "submitted_at", "token",
+        "failures", "forget_at", "granted_at", "hash", "holder", "key_until", "lease_end", "new", "past",
+        "queue", "ready_at", "ready_since", "refunds", "request", "result", "result_type", "seq",
+        "settled_at", "settled_seq", "state", "submitted_at", "token",
     )  # fmt: skip
 
     def __init__(self, new: NewItem, queue: Queue, seq: int, now: int) -> None:
@@ -68,6 +68,7 @@ class Row:
         self.expires_at = now + new.expires_in_ms if new.expires_in_ms else 0
         self.ready_at = now + new.delay_ms if new.delay_ms else 0
         self.attempt = self.refunds = self.token = 0
+        self.hash: int | None = None  # once it was asked for
         self.answers = 0  # that have told of its lease: the claim's, and those of its repeats
         self.holder: str | None = None
         self.lease_end = self.granted_at = self.ready_since = 0
@@ -114,6 +115,14 @@ class Row:
     def lapsed(self, now: int) -> bool:
         """Whether the item's lifetime is over."""
         return self.expires_at != 0 and self.expires_at <= now
+
+    def shard(self) -> int | None:
+        """Index of its shard, None in a queue without."""
+        if not (count := self.queue.policy.shards.count):
+            return None
+        if self.hash is None:
+            self.hash = item_hash(self.new.shard_key, self.new.dedupe_key, self.new.id)
+        return self.hash % count
 
     def lease_ended(self, token: int) -> Ended | None:
         """How the lease of this token ended, if it did and is remembered."""
@@ -170,7 +179,7 @@ class Row:
             ready_in_ms=max(0, self.ready_at - now) if state is State.DELAYED else None,
             lease_expires_in_ms=max(0, self.lease_end - now) if state is State.LEASED else None,
             settled_ago_ms=now - self.settled_at if state.settled else None,
-            dead_cause=self.dead_cause, cancel_reason=self.cancel_reason,
+            dead_cause=self.dead_cause, cancel_reason=self.cancel_reason, shard=self.shard(),
         )  # fmt: skip
 
     def _holder(self) -> str | None:
@@ -217,6 +226,14 @@ class Group:
         self.unsettled: dict[str, Row] = {}
 
 
+Lane = list[deque[Row]]
+"""Ready rows by priority."""
+
+
+def _lane() -> Lane:
+    return [deque() for _ in range(TOP_PRIORITY + 1)]
+
+
 class Queue:
     """A queue with its rows by every order in which they are looked for."""
 
@@ -229,7 +246,7 @@ class Queue:
         self.name = name
         self.policy = Policy()
         self.paused = False
-        self.ready: list[deque[Row]] = [deque() for _ in range(TOP_PRIORITY + 1)]
+        self.ready: dict[int | None, Lane] = {None: _lane()}  # shard → its ready rows
         self.stale = 0  # entries of `ready` whose row is no longer READY
         self.counts = [0] * (State.CANCELED + 1)
         self.dead: dict[str, Row] = {}
@@ -266,15 +283,33 @@ class Queue:
             else:
                 group.unsettled.pop(new.id, None)
 
+    def lane(self, row: Row) -> deque[Row]:
+        """Where a row stands when it is ready."""
+        shard = row.shard() if self.policy.shards.count else None
+        if (lane := self.ready.get(shard)) is None:
+            lane = self.ready[shard] = _lane()
+        return lane[row.new.priority]
+
+    def divide(self) -> None:
+        """Put the ready rows where the policy now wants them, the older first."""
+        rows = {row for lane in self.ready.values() for some in lane for row in some}
+        self.ready = {None: _lane()}
+        self.stale = 0
+        for row in sorted(rows, key=lambda row: (row.ready_since, row.seq)):
+            if row.state is State.READY:
+                self.lane(row).append(row)
+
     def tidy(self) -> None:
         """Sweep stale entries out of `ready` when they are the majority."""
         if self.stale > self.counts[State.READY] + 1000:
-            self.ready = [deque(row for row in ready if row.state is State.READY) for ready in self.ready]
+            for lane in self.ready.values():
+                lane[:] = [deque(row for row in some if row.state is State.READY) for some in lane]
             self.stale = 0
 
     def stats(self, now: int) -> QueueStats:
         c = self.counts
-        heads = (next((row for row in ready if row.state is State.READY), None) for ready in self.ready)
+        lanes = (some for lane in self.ready.values() for some in lane)
+        heads = (next((row for row in some if row.state is State.READY), None) for some in lanes)
         since = min((row.ready_since for row in heads if row is not None), default=None)
         return QueueStats(
             self.name, self.policy, self.paused, c[State.READY], c[State.DELAYED], c[State.BLOCKED],

@@ -111,7 +111,7 @@ class Table:
         else:
             row.state = State.READY
             row.ready_since = now
-            q.ready[row.new.priority].append(row)
+            q.lane(row).append(row)
             touched[q.name] = touched.get(q.name, 0) + 1
         q.counts[row.state] += 1
         if row.ready_at or row.expires_at:

@@ -39,11 +39,12 @@ from ...work import (
     Redriven,
     Results,
     Scope,
+    Sharding,
     State,
     SubmitVerdict,
     amend,
 )
-from .. import Store, Wake
+from .. import EVERYBODY, Store, Wake
 from . import look, rows, verbs
 from .flush import Lane
 from .session import OPTIONS, SCHEMA, Conninfo, Fault, Link, alive, command, fault, prepare, unavailable
@@ -144,7 +145,9 @@ class PostgresStore(Store):
 
     async def submit(self, queue: str, items: Sequence[NewItem]) -> list[SubmitVerdict]:
         id = await self._made(queue)
-        entries = [verbs.Submission(id, queue, new) for new in items]
+        known = self._policies.get(queue)
+        shards = Sharding() if known is None else known[1].shards
+        entries = [verbs.Submission(id, queue, new, shards) for new in items]
         return await self._submits.call(self._submit, _space(queue), entries)
 
     async def claim(self, order: ClaimOrder) -> Granted:
@@ -152,19 +155,21 @@ class PostgresStore(Store):
         if id is None:
             return Granted(())
         key = None if order.request_id is None else _key(order.holder, order.request_id)
-        (granting,) = await self._claims.call(
-            self._claim, _space(order.queue), [verbs.Claiming(id, key, order)]
-        )
-        if granting is None:
+        granting = verbs.Granting([], moving=True)
+        while granting.moving:
+            entry = verbs.claiming(id, key, order)
+            (granting,) = await self._claims.call(self._claim, _space(order.queue), [entry])
+        if granting.changed:
             raise InvalidError(violations={"request_id": "was used before with other arguments"})
-        grants, more = granting
-        return Granted(tuple(grants), more)
+        if granting.shards is not None:
+            granting.shards.check(order.shard)
+        return Granted(tuple(granting.grants), granting.more)
 
     def _undo(self, orders: Sequence[verbs.Claiming], grantings: Sequence[verbs.Granting]) -> None:
         for entry, granting in zip(orders, grantings, strict=True):
-            if granting is not None and granting[0]:
+            if granting.grants:
                 holder = entry.order.holder
-                back = [(holder, Lease(grant.id, grant.token)) for grant in granting[0]]
+                back = [(holder, Lease(grant.id, grant.token)) for grant in granting.grants]
                 with suppress(UnavailableError):  # closed: the leases run out
                     self._settles.put(self._take_back, holder, back)
 
@@ -303,6 +308,8 @@ class PostgresStore(Store):
         amend((await self.policy(queue)) or Policy(), changes)  # refuse before a queue is made
         id = await self._made(queue)
         async with self._transaction() as run:
+            if "shards" in changes:  # as for a pause: no grant by the old ones commits after this
+                await run("select pg_advisory_xact_lock(1818846562, %s)", (id,))
             ((text,),) = await run("select policy::text from queue where id = %s for update", (id,))
             before = rows.policy(text)
             after = amend(before, changes)
@@ -313,7 +320,8 @@ class PostgresStore(Store):
             ((lowest,),) = await self._direct("select unhalt_1(%s)", (id,))
         if after.settled_retention_ms != before.settled_retention_ms:
             await self._upkeep.partition()
-        self._woken(queue, 0 if lowest is None else 1, lowest)
+        n = EVERYBODY if after.shards != before.shards else 0 if lowest is None else 1
+        self._woken(queue, n, lowest)
         return await self._stats(queue)
 
     async def pause(self, queue: str, *, paused: bool) -> QueueStats:

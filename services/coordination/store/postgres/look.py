@@ -25,10 +25,12 @@ _MATCHES = f"""({_SEES}
     and (%(labels)s::jsonb is null
         or coalesce(convert_from(i.attributes, 'UTF8')::jsonb -> 'l', '{{}}') @> %(labels)s))"""
 
+# Priorities, and those of items in shards.
+_BANDS = "unnest('{0,1,2,3,4,5,6,7,8,9,16,17,18,19,20,21,22,23,24,25}'::int[])"
 # The first of each state by its own index, then the first of all.
 _ACTIVE = f"""
     with page as (
-        select r.id, r.ord from generate_series(0, 9) b(p) cross join lateral (
+        select r.id, r.ord from {_BANDS} b(p) cross join lateral (
             select i.id, i.ord from item i where i.queue_id = %(queue)s and i.priority = b.p and i.state = 1
             and i.ord > %(after)s order by i.ord limit %(most)s) r where 1 = any (%(states)s)
         union all (select i.id, i.ord from item i where i.queue_id = %(queue)s and i.state in (2, 3)
@@ -95,10 +97,10 @@ _QUEUES = f"""
             union all select {_NUMBERS} from counter_delta where queue_id = q.id) d) c
     cross join lateral (
         select max(ms_1(clock_timestamp() - r.ready_at)) as ms
-        from generate_series(0, 9) b(p) cross join lateral (
+        from {_BANDS} b(p) cross join lateral (
             select i.ready_at from item i where i.queue_id = q.id and i.priority = b.p and i.state = 1
             order by i.ord limit 1) r
-        where q.bands >> b.p & 1 = 1) oldest
+        where q.bands >> (b.p & 15) & 1 = 1 and (b.p < 10 or q.shard_epoch > 0)) oldest
     where %s order by q.name"""
 _UNSETTLED_SCOPED = f"""
     select count(*) from (

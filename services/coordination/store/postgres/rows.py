@@ -21,14 +21,17 @@ from ...work import (
     OnDeadHead,
     OnExpiry,
     Policy,
+    Sharding,
     State,
+    item_hash,
 )
 
-# What `look` selects of an item, in this order. A settled one has other times and a result.
+# What `look` selects of an item, in this order. A settled one has other times and a result. In a shard the
+# priority is 16 more.
 ITEM_COLUMNS = """
-    i.id::text, q.name, i.state, i.priority, i.attempt, i.max_attempts, i.submitter, i.holder, i.group_id,
-    i.dedupe_key, i.ordering_key, i.size, i.attributes, i.failures::text, i.cause, i.cancel_reason,
-    ms_1(clock_timestamp() - 'epoch'), ms_1(i.submitted_at - 'epoch')"""
+    i.id::text, q.name, i.state, i.priority & 15, i.attempt, i.max_attempts, i.submitter, i.holder,
+    i.group_id, i.dedupe_key, i.ordering_key, i.size, i.attributes, i.failures::text, i.cause,
+    i.cancel_reason, q.shard_count, ms_1(clock_timestamp() - 'epoch'), ms_1(i.submitted_at - 'epoch')"""
 UNSETTLED_COLUMNS = f"""{ITEM_COLUMNS}, ms_1(i.ready_at - 'epoch'), ms_1(i.lease_until - 'epoch'),
     ms_1(i.died_at - 'epoch'), ''::bytea, '', i.ord, 0::int8"""
 SETTLED_COLUMNS = f"""{ITEM_COLUMNS}, null::int8, null::int8,
@@ -65,9 +68,9 @@ def _encoded(
 
 
 @lru_cache(4096)
-def _decoded(data: bytes) -> tuple[str, Mapping[str, str], Mapping[str, str]]:
+def _decoded(data: bytes) -> tuple[str, Mapping[str, str], Mapping[str, str], str | None]:
     kept = json.loads(data)
-    return kept.get("c", ""), kept.get("l", {}), kept.get("t", {})
+    return kept.get("c", ""), kept.get("l", {}), kept.get("t", {}), kept.get("s")
 
 
 def failures(text: str | None, now: int) -> tuple[Failure, ...]:
@@ -78,9 +81,9 @@ def failures(text: str | None, now: int) -> tuple[Failure, ...]:
 
 
 def grant(row: Any, now: int) -> Grant:
-    """A row of `claim_2`."""
+    """A row of `claim_3`."""
     _, id, token, attempt, most, left, _, _, payload, kept, group, ordering, history, _, queue = row
-    content_type, labels, trace = _decoded(kept)
+    content_type, labels, trace, _ = _decoded(kept)
     past = failures(history, now)
     return Grant(
         id, token, queue, attempt, most, left, payload, content_type, labels, group, ordering, past, trace
@@ -91,9 +94,10 @@ def item(row: Any, payload: bytes | None = None) -> Item:
     """A row of UNSETTLED_COLUMNS or SETTLED_COLUMNS."""
     (
         id, queue, number, priority, attempt, most, submitter, holder, group, dedupe_key, ordering_key, size,
-        kept, history, cause, cancel_reason, now, submitted, ready, lease, settled, result, result_type, *_,
+        kept, history, cause, cancel_reason, shards, now, submitted, ready, lease, settled, result,
+        result_type, *_,
     ) = row  # fmt: skip
-    content_type, labels, trace = _decoded(kept)
+    content_type, labels, trace, shard_key = _decoded(kept)
     state = State(number)
     return Item(
         id=id,
@@ -121,6 +125,7 @@ def item(row: Any, payload: bytes | None = None) -> Item:
         settled_ago_ms=max(0, now - settled) if settled is not None else None,
         dead_cause=None if cause is None else DeadCause(cause),
         cancel_reason=cancel_reason,
+        shard=item_hash(shard_key, dedupe_key, id) % shards if shards else None,
     )
 
 
@@ -152,5 +157,6 @@ def policy(text: str) -> Policy:
             "on_expiry": OnExpiry(made.on_expiry),
             "on_dead_head": OnDeadHead(made.on_dead_head),
             "agents": tuple(made.agents),
+            "shards": Sharding(**kept["shards"]) if "shards" in kept else made.shards,
         }
     )

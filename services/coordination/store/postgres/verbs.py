@@ -11,6 +11,7 @@ from typing import Any
 from ...work import (
     MAX_GRANT_BYTES,
     OK,
+    TOP_PRIORITY,
     AckOrder,
     Canceled,
     CancelVerdict,
@@ -21,9 +22,11 @@ from ...work import (
     LeaseVerdict,
     NewItem,
     Scope,
+    Sharding,
     State,
     Submitted,
     SubmitVerdict,
+    item_hash,
 )
 from . import rows
 from .arrays import blobs, bools, given, int2s, int4s, int8s, texts, uuids
@@ -34,6 +37,13 @@ Woken = Callable[[str, int, int | None], None]
 """Queue, about how many items, and the lowest new place among the ready ones, if any became ready."""
 
 
+Group = tuple[int, int | None, int]
+"""Orders that are looked for together: queue, lane (see migration 10), and how many shards they know of."""
+
+_UNDIVIDED = Sharding()
+_NO_LOWS = (0,) * (TOP_PRIORITY + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """One item for a queue."""
@@ -41,18 +51,44 @@ class Submission:
     queue: int
     name: str
     new: NewItem
+    shards: Sharding = _UNDIVIDED  # the queue's, as far as known
 
 
 @dataclass(frozen=True, slots=True)
 class Claiming:
-    """An order for a queue; answers its grants, whether there is more, or None if its arguments changed."""
+    """An order for a queue."""
 
     queue: int
     key: int | None
     order: ClaimOrder
+    group: Group
 
 
-Granting = tuple[list[Grant], bool] | None
+def claiming(queue: int, key: int | None, order: ClaimOrder) -> Claiming:
+    """The entry for an order."""
+    shard = order.shard
+    group = (queue, None, 0) if shard is None else (queue, lane(shard.epoch, shard.index), shard.count)
+    return Claiming(queue, key, order, group)
+
+
+@dataclass(slots=True)
+class Granting:
+    """What an order got, or why it got nothing."""
+
+    grants: list[Grant]
+    more: bool = False
+    changed: bool = False  # its request id was used with other arguments
+    moving: bool = False  # items are still on their way to their shards: ask again
+    shards: Sharding | None = None  # the queue's, which its shard is not of
+
+
+def lane(epoch: int, index: int) -> int:
+    """Where the items of a shard stand."""
+    return epoch << 12 | index
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
 
 
 def digest(data: bytes) -> int:
@@ -74,6 +110,15 @@ def submit(woken: Woken) -> Verb[Submission, SubmitVerdict]:
         masks: dict[int, int] = {}
         for entry in entries:
             masks[entry.queue] = masks.get(entry.queue, 0) | 1 << entry.new.priority
+        hashes = [
+            item_hash(entry.new.shard_key, entry.new.dedupe_key, entry.new.id) if entry.shards.count else None
+            for entry in entries
+        ]
+        lanes = [
+            None if hashed is None else lane(entry.shards.epoch, hashed % entry.shards.count)
+            for entry, hashed in zip(entries, hashes, strict=True)
+        ]
+        some = lanes.count(None) < len(lanes)
         return (
             int4s(list(masks)),
             int4s(list(masks.values())),
@@ -91,6 +136,8 @@ def submit(woken: Woken) -> Verb[Submission, SubmitVerdict]:
             given([new.ordering_key for new in news]),
             blobs([rows.attributes(new) for new in news]),
             blobs([new.payload for new in news]),
+            int8s(lanes) if some else None,
+            int8s([None if hashed is None else _signed(hashed) for hashed in hashes]) if some else None,
         )
 
     def decode(entries: list[Submission], found: list[Any]) -> list[SubmitVerdict]:
@@ -116,7 +163,7 @@ def submit(woken: Woken) -> Verb[Submission, SubmitVerdict]:
         return verdicts
 
     return Verb(
-        f"select * from submit_1({', '.join(['%s'] * 16)})",
+        f"select * from submit_2({', '.join(['%s'] * 18)})",
         keys,
         encode,
         decode,
@@ -134,27 +181,30 @@ def claim(
         return () if entry.key is None else (entry.key,)
 
     def encode(entries: list[Claiming]) -> Sequence[object]:
-        by_queue: dict[int, list[int]] = {}
+        groups: dict[Group, list[int]] = {}
         singles = []
         for n, entry in enumerate(entries, 1):
-            slots = by_queue.setdefault(entry.queue, [])
+            slots = groups.setdefault(entry.group, [])
             if entry.order.dedupe_key is None:
                 slots += [n] * min(entry.order.max_items, MOST_ROWS)
             else:
                 singles.append(n)
         lasts: list[int] = []
         slots = []
-        for some in by_queue.values():
+        for some in groups.values():
             slots += some
             lasts.append(len(slots))
         orders = [entry.order for entry in entries]
         keyed = [entry.key for entry in entries]
         some_key = keyed.count(None) < len(keyed)
+        some_lane = any(at is not None for _, at, _ in groups)
         return (
-            int4s(list(by_queue)),
+            int4s([queue for queue, _, _ in groups]),
             int4s([1, *(last + 1 for last in lasts[:-1])]),
             int4s(lasts),
-            int8s([low for queue in by_queue for low in lows.start(queue)]),
+            int8s(
+                [low for queue, at, _ in groups for low in (lows.start(queue) if at is None else _NO_LOWS)]
+            ),
             int4s(slots),
             texts([order.holder for order in orders]),
             int8s([order.lease_ms for order in orders]),
@@ -164,48 +214,64 @@ def claim(
             int4s(singles) if singles else None,
             int4s([entries[n - 1].queue for n in singles]) if singles else None,
             texts([orders[n - 1].dedupe_key for n in singles]) if singles else None,
+            int8s([at for _, at, _ in groups]) if some_lane else None,
+            int4s([count for _, _, count in groups]) if some_lane else None,
         )
 
     def decode(entries: list[Claiming], found: list[Any]) -> list[Granting]:
-        queues = list(dict.fromkeys(entry.queue for entry in entries))
-        grants: list[list[Grant]] = [[] for _ in entries]
-        changed: set[int] = set()
-        more: set[int] = set()
-        holes: set[int] = set()
-        afresh: set[int] = set()
-        highest: dict[int, dict[int, int]] = {}
+        groups = list(dict.fromkeys(entry.group for entry in entries))
+        grantings = [Granting([]) for _ in entries]
+        more: set[Group] = set()
+        holes: set[Group] = set()
+        afresh: set[Group] = set()
+        moving: set[Group] = set()
+        moved: dict[int, int] = {}
+        stale: dict[Group, Sharding] = {}
+        highest: dict[Group, dict[int, int]] = {}
         sizes: dict[int, int] = {}
         now = time.time_ns() // 1_000_000
         for row in found:
-            slot, id, _, attempt = row[:4]
+            slot, id, token, attempt, count = row[:5]
             if id is None:
                 if attempt == -1:
-                    changed.add(slot - 1)
+                    grantings[slot - 1].changed = True
+                elif attempt == -5:
+                    stale[groups[slot - 1]] = Sharding(count, token)
+                elif attempt == -6:
+                    moved[groups[slot - 1][0]] = count
                 else:
-                    {-2: more, -3: holes, -4: afresh}[attempt].add(queues[slot - 1])
+                    {-2: more, -3: holes, -4: afresh, -7: moving}[attempt].add(groups[slot - 1])
                 continue
             entry = entries[slot - 1]
-            grants[slot - 1].append(rows.grant(row, now))
+            grantings[slot - 1].grants.append(rows.grant(row, now))
             if row[7] and entry.order.dedupe_key is None:  # those are taken out of turn
-                top = highest.setdefault(entry.queue, {})
+                top = highest.setdefault(entry.group, {})
                 top[row[6]] = max(row[7], top.get(row[6], 0))
             sizes[entry.queue] = max(row[13], sizes.get(entry.queue, 0))
         for queue, size in sizes.items():
             typical[queue] = max(size, typical.get(queue, 0) * 7 // 8)
-        for queue in queues:
-            lows.granted(queue, {} if queue in holes else highest.get(queue, {}), afresh=queue in afresh)
-        # Others passed over what a budget then left: they are to look again.
-        left = {entry.order.queue: int(entry.queue in holes)
-                for entry, got in zip(entries, grants, strict=True) if got}  # fmt: skip
-        for name, n in left.items():
-            woken(name, n, None)
-        return [
-            None if n in changed else (got, entry.queue in more)
-            for n, (entry, got) in enumerate(zip(entries, grants, strict=True))
-        ]
+        for group in groups:
+            if group[1] is None:
+                top = {} if group in holes else highest.get(group, {})
+                lows.granted(group[0], top, afresh=group in afresh or group[0] in moved)
+        # Others passed over what a budget then left, or what was being moved: they are to look again.
+        left: dict[str, tuple[int, int | None]] = {}
+        for entry, granting in zip(entries, grantings, strict=True):
+            name, group = entry.order.queue, entry.group
+            if granting.grants:
+                granting.more = group in more
+                left[name] = left.get(name) or (int(group in holes), None)
+            elif not granting.changed:
+                granting.moving = group in moving
+                granting.shards = stale.get(group)
+            if entry.queue in moved:
+                left[name] = (moved[entry.queue], 0)
+        for name, (n, lowest) in left.items():
+            woken(name, n, lowest)
+        return grantings
 
     return Verb(
-        f"select * from claim_2({', '.join(['%s'] * 13)})",
+        f"select * from claim_3({', '.join(['%s'] * 15)})",
         keys,
         encode,
         decode,
