@@ -1,4 +1,4 @@
-"""The environment that an agent is started with: every variable of the contract. Frozen: contract 1.0.
+"""The environment that an agent is started with: every variable of the contract. Frozen: contract 1.1.
 
 An agent reads what it has a use for, and refuses with exit code 2 what it understands and cannot do. Newer
 minor versions add variables; none changes its meaning.
@@ -19,6 +19,7 @@ REQUIRED = "required"
 """In place of a default: without it there is exit code 2."""
 
 _ENDING = ("once", "workflow")
+_MOST_SHARDS = 1024
 
 
 class Setter(StrEnum):
@@ -58,6 +59,27 @@ _WORK = (
     _owner("AGENT_INSTRUCTION_FILE", "a file that says it, UTF-8; not beside AGENT_INSTRUCTION"),
     _operator(
         "AGENT_QUEUE", "spec.work.queue", "the queue to claim from, namespace/name", REQUIRED, ("claim",)
+    ),
+    _operator(
+        "AGENT_SHARD_INDEX",
+        "the pod's index",
+        "the shard of the queue that is its own, from 0; beside the next two, or none of the three",
+        "the queue has no shards",
+        ("claim",),
+    ),
+    _operator(
+        "AGENT_SHARD_COUNT",
+        "spec.replicas",
+        "shards of the queue, 1 to 1024",
+        "the queue has no shards",
+        ("claim",),
+    ),
+    _operator(
+        "AGENT_SHARD_EPOCH",
+        "coordination",
+        "which division of the queue that is, from 1; it grows with each",
+        "the queue has no shards",
+        ("claim",),
     ),
     _operator("AGENT_SLOTS", "spec.work.slots", "runs at the same time", "4"),
     _operator(
@@ -128,8 +150,9 @@ _PROCESS = (
     _owner("AGENT_PORT", "gRPC: AgentService", "7414"),
     _operator("AGENT_METRICS_PORT", "9090", "plain HTTP: /metrics, /livez, /readyz", "9090"),
     _owner("AGENT_START_TIMEOUT", "how long it waits at its start for what it needs", "30s"),
-    _owner(
+    _operator(
         "AGENT_DRAIN_TIMEOUT",
+        "spec.work.drain",
         "after SIGTERM, the time to finish what is begun; less than the pod's grace",
         "25s",
     ),
@@ -177,6 +200,24 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
 
 ENVIRONMENT: dict[str, Variable] = {each.name: each for group in GROUPS.values() for each in group}
 """Every row, by name."""
+
+
+def shard_rules(index: int | None, count: int | None, epoch: int | None) -> list[tuple[bool, str]]:
+    """What has to hold of the three AGENT_SHARD_ variables, each with what to say where it does not."""
+    said = {"INDEX": index, "COUNT": count, "EPOCH": epoch}
+    missing = ", ".join(f"AGENT_SHARD_{name}" for name, value in said.items() if value is None)
+    if index is None or count is None or epoch is None:
+        return [
+            (len(missing.split()) == len(said), f"{missing}: missing; set all three AGENT_SHARD_ or none")
+        ]
+    return [
+        (1 <= count <= _MOST_SHARDS, f"AGENT_SHARD_COUNT: {count} is not 1 to {_MOST_SHARDS}"),
+        (
+            0 <= index < count,
+            f"AGENT_SHARD_INDEX: {index} is not 0 to AGENT_SHARD_COUNT - 1, which is {count - 1}",
+        ),
+        (1 <= epoch < 2**63, f"AGENT_SHARD_EPOCH: {epoch} is not 1 to 2^63 - 1"),
+    ]
 
 
 def unknown(names: Iterable[str]) -> set[str]:

@@ -13,8 +13,19 @@ from __future__ import annotations
 
 from libs.ids import new_id
 
+from .claims import Shard
 from .client import Client, connect
-from .errors import Fatal, ItemIdConflictError, LeaseLostError, QueueFullError, Release, Retry, SettledError
+from .errors import (
+    Fatal,
+    ItemIdConflictError,
+    LeaseLostError,
+    QueueFullError,
+    Release,
+    Retry,
+    SettledError,
+    ShardRequiredError,
+    StaleShardError,
+)
 from .item import Backoff, Submission, Work
 from .producer import Producer
 from .results import Results
@@ -38,6 +49,9 @@ __all__ = [
     "Results",
     "Retry",
     "SettledError",
+    "Shard",
+    "ShardRequiredError",
+    "StaleShardError",
     "Submission",
     "Task",
     "Work",

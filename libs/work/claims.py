@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
+from agentctl.coordination.v1 import work_pb2
 from libs.errors import MeshError, UnavailableError
 from libs.ids import new_id
 
@@ -23,12 +24,22 @@ _SLACK = 0.01
 _CLOSING = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of the `count` shards of a queue, 0..count-1, as it is divided since `epoch`."""
+
+    index: int
+    count: int
+    epoch: int
+
+
 class Options(NamedTuple):
     """Claims that agree in these can share a request."""
 
     queues: tuple[str, ...]
     lease: timedelta | None = None
     dedupe_key: str = ""
+    shard: Shard | None = None
 
     def request(self, max_items: int, wait: float = 0.0) -> pb.ClaimRequest:
         """A new request, with an id of its own."""
@@ -42,6 +53,9 @@ class Options(NamedTuple):
             request.wait.CopyFrom(duration(timedelta(seconds=wait)))
         if self.lease is not None:
             request.lease.CopyFrom(duration(self.lease))
+        if self.shard is not None:
+            index, count, epoch = self.shard.index, self.shard.count, self.shard.epoch
+            request.shard.CopyFrom(work_pb2.Shard(index=index, count=count, epoch=epoch))
         return request
 
 
@@ -145,13 +159,15 @@ class ClaimDesk:
             self._give_back(tasks)
 
     async def close(self) -> None:
-        """Waiters get UnavailableError; what a parked RPC may have been granted meanwhile is given back."""
+        """Waiters get UnavailableError; what a request without an answer was granted is given back."""
         self._closed = True
-        serving = [lane.serving for lane in self._lanes.values() if lane.serving is not None]
-        for lane in self._lanes.values():
+        for options, lane in self._lanes.items():
             _refuse(lane.waiting, UnavailableError("the client was closed"))
             lane.waiting.clear()
             lane.withdraw()
+            if lane.serving is None:
+                lane.serving = self._loop.create_task(self._serve(options, lane), context=self._context)
+        serving = [lane.serving for lane in self._lanes.values() if lane.serving is not None]
         if serving:
             await asyncio.wait(serving, timeout=_CLOSING)
         for task in serving:
@@ -181,15 +197,16 @@ class ClaimDesk:
             lane.unanswered = request
             sent = clock()
             try:
-                lane.parked = asyncio.ensure_future(self._send(request))
-                response = await lane.parked
+                answer = asyncio.ensure_future(self._send(request))
+                lane.parked = answer if wanted else None  # a look is never withdrawn
+                response = await answer
             except asyncio.CancelledError:
                 if wanted and not _cancelled():
                     continue  # withdrawn: one look, without waiting, at what it may have been granted
                 raise
             except TRANSIENT as error:
                 lane.error = error
-                if not lane.waiting:
+                if not lane.waiting and not self._closed:
                     return
                 await asyncio.sleep(next(backoff))
                 continue

@@ -13,7 +13,7 @@ from agentctl.coordination.v1 import work_pb2
 from libs.errors import InvalidError, MeshError, UnavailableError
 from libs.identity import Identity
 
-from .claims import ClaimDesk, Options
+from .claims import ClaimDesk, Options, Shard
 from .coalesce import TRANSIENT, Call, Coalescer
 from .item import MAX_ENTRIES, MAX_REQUEST, Submission, Work, check_length, duration
 from .keeper import Keeper
@@ -97,6 +97,8 @@ class Client:
         )
         self._desk = ClaimDesk(self._park, self._give_back)
         self.keeper = Keeper(self._renew_all)
+        self.refusals: dict[Options, str] = {}
+        """Why the queue is divided otherwise than some claims say, as the last of them was told."""
 
     @property
     def stub(self) -> CoordinationServiceAsyncStub:
@@ -170,8 +172,10 @@ class Client:
         wait: timedelta = timedelta(0),
         lease: timedelta | None = None,
         dedupe_key: str = "",
+        shard: Shard | None = None,
     ) -> list[Task]:
         """Lease 1..max_items ready items, waiting up to `wait` for the first; [] when there was none.
+        StaleShardError, ShardRequiredError while the queue is divided otherwise.
 
         A claim whose outcome is unknown is replayed as the very same request, while anybody waits for it
         (`wait`, or the client's timeout without one); then UnavailableError.
@@ -183,7 +187,7 @@ class Client:
         check_length(wrong, "lease", lease, timedelta(days=1))
         if wrong:
             raise InvalidError(violations=wrong)
-        options = Options(tuple(queues), lease, dedupe_key)
+        options = Options(tuple(queues), lease, dedupe_key, shard)
         if wait:
             return await self._desk.claim(options, max_items, wait.total_seconds())
         until = clock() + self._timeout

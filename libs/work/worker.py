@@ -12,18 +12,19 @@ import anyio
 from opentelemetry.context import attach, detach
 
 from libs import telemetry
-from libs.errors import InvalidError, MeshError
+from libs.errors import InvalidError, MeshError, PreconditionError
 
-from .claims import Options
+from .claims import Options, Shard
 from .client import Client
 from .coalesce import TRANSIENT, pauses
-from .errors import Fatal, Release, Retry
+from .errors import Fatal, Release, Retry, ShardRequiredError, StaleShardError
 from .keeper import Held, Stop
 from .task import Result, Task
 
 Handler = Callable[[Task], Awaitable[bytes | Result | None]]
 
 log = logging.getLogger(__name__)
+_NOT_OUR_SHARD = {StaleShardError.reason, ShardRequiredError.reason}
 _LAST_WORDS = 1.0  # how long a cancelled worker may take to settle or release what it holds
 
 
@@ -45,6 +46,9 @@ class Worker:
     await until it ends, so shield what has to be awaited while cleaning up) when its lease is lost or about
     to end, when somebody cancels the item, and at the end of a drain. A handler that blocks the event loop
     cannot be cancelled, and its lease not renewed.
+
+    With a `shard` it claims that shard's items. While the queue is divided otherwise there is no work for it:
+    it keeps what it holds, asks now and then, and says so once.
     """
 
     def __init__(
@@ -55,10 +59,11 @@ class Worker:
         slots: int = 1,
         lease: timedelta | None = None,
         wait: timedelta = timedelta(seconds=20),
+        shard: Shard | None = None,
     ) -> None:
         self._client = client
         self._slots = slots
-        self._options = Options(tuple(queues), lease)
+        self._options = Options(tuple(queues), lease, shard=shard)
         self._wait = wait
         self._held: set[Held] = set()
         self._idle: set[anyio.CancelScope] = set()
@@ -123,7 +128,7 @@ class Worker:
             self._run.cancel()
 
     async def _slot(self, handler: Handler) -> None:
-        backoff = pauses()
+        backoff, refused = pauses(), pauses(2.0, 10.0)
         task: Task | None = None
         while not self._draining:
             if task is None:
@@ -133,8 +138,13 @@ class Worker:
                 except TRANSIENT as error:
                     log.warning("cannot claim from %s, trying again: %s", self._options.queues, error)
                     await self._idling(asyncio.sleep(next(backoff)))
+                except PreconditionError as error:
+                    if error.reason not in _NOT_OUR_SHARD:
+                        raise
+                    self._refused(str(error))
+                    await self._idling(asyncio.sleep(next(refused)))
             if task is not None:
-                backoff = pauses()
+                backoff, refused = pauses(), pauses(2.0, 10.0)
                 task = await self._work(task, handler)
 
     async def _claim(self) -> Task | None:
@@ -145,14 +155,27 @@ class Worker:
             self._idle.add(scope)
             try:
                 tasks = await self._client.claim(
-                    self._options.queues, wait=self._wait, lease=self._options.lease
+                    self._options.queues,
+                    wait=self._wait,
+                    lease=self._options.lease,
+                    shard=self._options.shard,
                 )
+                self._refused("")
             finally:
                 self._idle.discard(scope)
         if tasks and not self._claims:  # settled out here, since the scope is cancelled
             await self._give_back(tasks[0])
             return None
         return tasks[0] if tasks else None
+
+    def _refused(self, why: str) -> None:
+        """Logged once by all workers of the client that claim alike; empty: no longer."""
+        refusals, options = self._client.refusals, self._options
+        if why and refusals.get(options) != why:
+            refusals[options] = why
+            log.warning("nothing to claim from %s for %s: %s", options.queues, options.shard, why)
+        elif not why and refusals and refusals.pop(options, ""):
+            log.info("claiming from %s again", options.queues)
 
     async def _give_back(self, task: Task) -> None:
         await self._settle(task, Stop.DRAINED if self._draining else Stop.SUSPENDED)

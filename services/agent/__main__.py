@@ -161,7 +161,16 @@ async def _live(
     from .modes.claim import Claim
 
     client = await stack.enter_async_context(work.connect(settings.coordination, identity))
-    claim = Claim(desk, engine, inputs.instruction, client, pki.own(identity), settings.queue, settings.lease)
+    claim = Claim(
+        desk,
+        engine,
+        inputs.instruction,
+        client,
+        pki.own(identity),
+        settings.queue,
+        settings.lease,
+        work.Shard(*settings.shard) if settings.shard else None,
+    )
     agent.check = claim.check
     agent.on_drain.append(claim.drain)
     return await Life(agent, replace(needs, coordination=claim.check)).serve(claim.run)

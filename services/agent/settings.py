@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
+from libs.contract.environment import shard_rules
 from libs.enrol import Credentials
 
 from .addresses import is_address, safe, servers_of, uris_of
@@ -23,6 +24,9 @@ _RUN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 MODES: dict[str, tuple[Mode, ...]] = {
     "queue": ("claim",),
     "lease": ("claim",),
+    "shard_index": ("claim",),
+    "shard_count": ("claim",),
+    "shard_epoch": ("claim",),
     "loop_interval": ("loop",),
     "subscribe": ("reactive",),
     "workflow_file": ("workflow",),
@@ -48,6 +52,15 @@ class Settings(Credentials):
 
     queue: str = ""
     """claim: the queue to claim from, namespace/name."""
+
+    shard_index: int | None = None
+    """claim: the shard of the queue that is ours, from 0. All of AGENT_SHARD_, or none."""
+
+    shard_count: int | None = None
+    """claim: shards of the queue, 1 to 1024."""
+
+    shard_epoch: int | None = None
+    """claim: which division of the queue that is; it grows with each."""
 
     loop_interval: timedelta | None = None
     """loop: from the end of a run to the start of the next."""
@@ -174,6 +187,13 @@ class Settings(Credentials):
             self.max_steps, self.max_tokens, self.deadline, self.max_depth, self.tool_timeout, **tries
         )
 
+    @property
+    def shard(self) -> tuple[int, int, int] | None:
+        """Index, count and epoch; None: the queue has no shards."""
+        if self.shard_index is None or self.shard_count is None or self.shard_epoch is None:
+            return None
+        return self.shard_index, self.shard_count, self.shard_epoch
+
     def prompt(self) -> str:
         """The instruction, wherever it is. ValueError when there is none to be had."""
         if self.instruction_file is None:
@@ -253,6 +273,7 @@ class Settings(Credentials):
                 not self.run_id or bool(_RUN_ID.fullmatch(self.run_id)),
                 "AGENT_RUN_ID: 1 to 128 letters, digits, dots, dashes, underscores and colons",
             ),
+            *shard_rules(self.shard_index, self.shard_count, self.shard_epoch),
             (1 <= self.slots <= 256, "AGENT_SLOTS: 1 to 256"),
             (1 <= self.max_steps <= 1_000_000, "AGENT_MAX_STEPS: 1 to 1000000"),
             (self.max_tokens is None or self.max_tokens > 0, "AGENT_MAX_TOKENS: at least 1"),

@@ -121,7 +121,11 @@ async def bridging(settings: Settings, instruction: str) -> AsyncIterator[Bridgi
         )
         if client is not None:
             worker = work.Worker(
-                client, [settings.claimed_queue], slots=settings.taken_slots, lease=settings.lease
+                client,
+                [settings.claimed_queue],
+                slots=settings.taken_slots,
+                lease=settings.lease,
+                shard=work.Shard(*settings.shard) if settings.shard else None,
             )
             agent.steer(worker)
             tasks.start_soon(agent.claim, claiming(worker, Claims(work_of_agent, events), client, me))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from libs.contract.environment import shard_rules
 from libs.enrol import Credentials
 from libs.mesh import AGENT
 
@@ -28,6 +29,12 @@ class Settings(Credentials):
     queue: str = field(default="", metadata={"env": "AGENT_QUEUE"})
     """The queue to claim from on the agent's behalf, namespace/name; empty: none. A coordinator's is for
     others to claim from."""
+    shard_index: int | None = field(default=None, metadata={"env": "AGENT_SHARD_INDEX"})
+    """The shard of the queue that is the agent's, from 0. All of AGENT_SHARD_, or none."""
+    shard_count: int | None = field(default=None, metadata={"env": "AGENT_SHARD_COUNT"})
+    """Shards of the queue, 1 to 1024."""
+    shard_epoch: int | None = field(default=None, metadata={"env": "AGENT_SHARD_EPOCH"})
+    """Which division of the queue that is; it grows with each."""
     run_id: str = field(default="", metadata={"env": "AGENT_RUN_ID"})
     """Of the run of mode once."""
     report_file: Path | None = field(default=None, metadata={"env": "AGENT_REPORT_FILE"})
@@ -109,6 +116,13 @@ class Settings(Credentials):
         return self.queue if self.mode in ("", "claim") else ""
 
     @property
+    def shard(self) -> tuple[int, int, int] | None:
+        """Index, count and epoch; None: the queue has no shards."""
+        if self.shard_index is None or self.shard_count is None or self.shard_epoch is None:
+            return None
+        return self.shard_index, self.shard_count, self.shard_epoch
+
+    @property
     def taken_slots(self) -> int:
         """Slots as agentd has them."""
         return min(self.slots, MAX_SLOTS)
@@ -140,6 +154,7 @@ class Settings(Credentials):
                 not self.base_url or _is_safe(self.base_url),
                 "OPENAI_BASE_URL: not https, nor http on loopback",
             ),
+            *shard_rules(self.shard_index, self.shard_count, self.shard_epoch),
             (self.slots >= 1, "AGENT_SLOTS: at least 1"),
             (self.lease >= timedelta(seconds=1), "AGENT_LEASE: at least 1s"),
             (

@@ -106,12 +106,19 @@ _COLUMNS: Mapping[str, tuple[Sequence[Column], Sequence[Column]]] = {
     ),
     "AgentFleet": (
         (
+            ("MODE", field("spec.scaling.mode")),
             (">REPLICAS", field("status.replicas")),
             (">READY PODS", field("status.readyReplicas")),
             *_READY,
             ("REASON", condition("Ready", "reason")),
         ),
-        (("POOL", field("spec.template.model.pool")), ("SELECTOR", field("status.selector"))),
+        (
+            ("SCALED", condition("Scaled", "reason")),
+            (">MIN", field("spec.scaling.minReplicas")),
+            (">MAX", field("spec.scaling.maxReplicas")),
+            ("POOL", field("spec.template.model.pool")),
+            ("SELECTOR", field("status.selector")),
+        ),
     ),
     "ModelPool": (
         (("ENDPOINT", field("spec.endpoint")), (">USERS", field("status.users")), *_READY),

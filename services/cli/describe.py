@@ -62,7 +62,7 @@ def describe(
 async def _describe(world: World, kind: Kind, thing: dict[str, Any]) -> None:
     import yaml
 
-    from libs.cluster.kinds import EVENT
+    from libs.cluster.kinds import AGENT_FLEET, EVENT
 
     metadata = thing["metadata"]
     labels = ", ".join(f"{key}={value}" for key, value in (metadata.get("labels") or {}).items())
@@ -77,6 +77,9 @@ async def _describe(world: World, kind: Kind, thing: dict[str, Any]) -> None:
             ("Observed", at(thing, "status.observedGeneration")),
         ]
     )  # fmt: skip
+    if kind == AGENT_FLEET:
+        typer.echo("\nScaling:")
+        fields([(f"  {name}", value) for name, value in _scaling(thing)])
     for part in ("spec", "data"):
         if thing.get(part):
             typer.echo(f"\n{part.capitalize()}:")
@@ -104,6 +107,31 @@ async def _describe(world: World, kind: Kind, thing: dict[str, Any]) -> None:
             ([since(str(each.get("eventTime") or at(each, "metadata.creationTimestamp"))),
               each.get("type", ""), each.get("reason", ""), each.get("note", "")] for each in mine[-20:]),
         )  # fmt: skip
+
+
+def _scaling(fleet: dict[str, Any]) -> list[tuple[str, object]]:
+    """How many agents, between which bounds, and who says so."""
+    scaling, fixed = at(fleet, "spec.scaling") or {}, at(fleet, "spec.replicas")
+    least, most = scaling.get("minReplicas", 0), scaling.get("maxReplicas", 10)
+    agents = f"{at(fleet, 'status.replicas') or 0}, {at(fleet, 'status.readyReplicas') or 0} ready"
+    rows: list[tuple[str, object]] = [("Agents", agents), ("Bounds", f"{least} to {most}")]
+    if scaling.get("mode") == "shard":
+        count, epoch = at(fleet, "status.shards.count"), at(fleet, "status.shards.epoch")
+        rows += [
+            ("Wanted", f"{fixed or max(1, least)} shards"),
+            ("Shards", count and f"{count}, epoch {epoch}"),
+        ]
+    else:
+        per_agent = scaling.get("target") or at(fleet, "spec.work.slots") or 4
+        age = scaling.get("targetAge")
+        target = f"{per_agent} items an agent" + (f", or the oldest waits {age} an agent" if age else "")
+        wanted = "as the demand has it" if fixed == "" else f"{fixed}, fixed by hand (scale --auto ends that)"
+        rows += [("Wanted", wanted), ("Target", target)]
+    for each in at(fleet, "status.conditions") or ():
+        if each.get("type") in ("Scaled", "Sharded"):
+            said = each.get("message") or each.get("status", "")
+            rows.append((each["type"], f"{each.get('reason', '')}: {said}"))
+    return rows
 
 
 async def _tell_pods(settings: Settings, way: Way, namespace: str, name: str) -> None:

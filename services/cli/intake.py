@@ -62,9 +62,16 @@ def from_jsonl(lines: Iterable[bytes], source: str) -> list[Work]:
     return works
 
 
-def completed(work: Work, group: str, labels: Mapping[str, str], by: Dedupe | None) -> Work:
+def completed(
+    work: Work, group: str, labels: Mapping[str, str], by: Dedupe | None, shard_key: str = ""
+) -> Work:
     """The work with what the command line adds; what the work says itself stays."""
-    whole = replace(work, group=work.group or group, labels={**labels, **work.labels})
+    whole = replace(
+        work,
+        group=work.group or group,
+        shard_key=work.shard_key or shard_key,
+        labels={**labels, **work.labels},
+    )
     if by and not work.dedupe_key:
         whole = replace(whole, dedupe_key=_dedupe_key(work, by))
     return _checked(whole, work.labels.get("file") or f"item {work.id}")

@@ -12,7 +12,8 @@ from .choices import ResultFormat
 from .durations import span
 from .output import console, emit, fields, one_line, printable, show
 
-_COLUMNS = ("ID", "NAME", "STATE", ">TRIES", ">AGE", "WHO", "NOTE")
+_ID = "ID"
+_COLUMNS = ("NAME", "STATE", ">TRIES", ">AGE", "WHO", "NOTE")
 _NAME_WIDTH = 28
 _TEXT_TYPES = ("text/", "application/json")
 
@@ -65,8 +66,12 @@ def result(item: work_pb2.Item) -> str:
 
 
 def show_items(items: Iterable[work_pb2.Item]) -> None:
-    """A table of items."""
-    show(_COLUMNS, ([item.id, *_cells(item)] for item in items))
+    """A table of items, with their shards if they have some."""
+    listed = list(items)
+    if any(item.HasField("shard") for item in listed):
+        show((_ID, ">SHARD", *_COLUMNS), ([item.id, _shard(item), *_cells(item)] for item in listed))
+    else:
+        show((_ID, *_COLUMNS), ([item.id, *_cells(item)] for item in listed))
 
 
 class ResultPrinter:
@@ -111,7 +116,7 @@ def describe(item: work_pb2.Item) -> None:
         ("attempts", f"{item.attempt} of {item.max_attempts}"), ("priority", item.priority),
         ("submitted", span(item.age.ToTimedelta().total_seconds()) + " ago"), ("by", item.submitter),
         ("settled", settled), ("holder", item.holder), ("group", item.group), ("labels", labels),
-        ("dedupe key", item.dedupe_key), ("ordering key", item.ordering_key),
+        ("dedupe key", item.dedupe_key), ("ordering key", item.ordering_key), ("shard", _shard(item)),
         ("payload", f"{item.payload_size} bytes, {item.content_type or 'of no stated type'}"),
     ])  # fmt: skip
     for failure in item.failures:
@@ -123,6 +128,10 @@ def describe(item: work_pb2.Item) -> None:
         typer.echo(f"\n-- payload --\n{printable(_text(item.payload, item.content_type)).rstrip()}")
     if item.result:
         typer.echo(f"\n-- result --\n{printable(result(item)).rstrip()}")
+
+
+def _shard(item: work_pb2.Item) -> str:
+    return str(item.shard) if item.HasField("shard") else ""
 
 
 def _standing(item: work_pb2.Item) -> str:

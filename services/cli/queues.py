@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,18 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Queues: list, configure, pause, resume.")
 
+_COLUMNS = (
+    "QUEUE",
+    ">READY",
+    ">DELAYED",
+    ">BLOCKED",
+    ">LEASED",
+    ">DEAD",
+    ">OLDEST",
+    ">SETTLED",
+    ">PER S",
+    "STATE",
+)
 _SIZES = {"": 1, "b": 1, "kib": 1024, "mib": 1024 * 1024}
 
 
@@ -53,19 +66,7 @@ async def list_queues(
     if session.json:
         emit(answer)
         return
-    columns = (
-        "QUEUE",
-        ">READY",
-        ">DELAYED",
-        ">BLOCKED",
-        ">LEASED",
-        ">DEAD",
-        ">OLDEST",
-        ">SETTLED",
-        ">PER S",
-        "STATE",
-    )
-    show(columns, (_row(queue) for queue in answer.queues))
+    _show(answer.queues)
 
 
 @command(app, "configure")
@@ -160,19 +161,7 @@ async def show_queue(session: Session, queue: QueueArgument) -> None:
     if session.json:
         emit(answer)
         return
-    columns = (
-        "QUEUE",
-        ">READY",
-        ">DELAYED",
-        ">BLOCKED",
-        ">LEASED",
-        ">DEAD",
-        ">OLDEST",
-        ">SETTLED",
-        ">PER S",
-        "STATE",
-    )
-    show(columns, (_row(each) for each in answer.queues))
+    _show(answer.queues)
     typer.echo()
     _describe(answer.queues[0])
 
@@ -212,6 +201,19 @@ def _set_lengths(message: Message, lengths: dict[str, timedelta | None]) -> None
     for name, length in lengths.items():
         if length is not None:
             getattr(message, name).FromTimedelta(length)
+
+
+def _show(queues: Sequence[work_pb2.Queue]) -> None:
+    """A table of queues, with their shards if one has some."""
+    if any(queue.policy.shards.count for queue in queues):
+        show((*_COLUMNS, "SHARDS"), ([*_row(queue), _shards(queue)] for queue in queues))
+    else:
+        show(_COLUMNS, map(_row, queues))
+
+
+def _shards(queue: work_pb2.Queue) -> str:
+    shards = queue.policy.shards
+    return f"{shards.count} (epoch {shards.epoch})" if shards.count else ""
 
 
 def _row(queue: work_pb2.Queue) -> list[object]:
@@ -256,5 +258,5 @@ def _describe(queue: work_pb2.Queue) -> None:
         ("on expiry", on_expiry), ("on dead head", on_dead_head), ("dedupe window", length("dedupe_window")),
         ("keep settled", length("settled_retention")), ("keep dead", length("dead_retention")),
         ("max backlog", policy.max_backlog), ("max payload", f"{policy.max_payload_bytes} bytes"),
-        ("agents", ", ".join(policy.agents.names)),
+        ("agents", ", ".join(policy.agents.names)), ("shards", _shards(queue)),
     ])  # fmt: skip

@@ -1,11 +1,12 @@
-"""`agentctl scale`: how many agents a fleet has."""
+"""`agentctl scale`: how many agents a fleet has, or who says so."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from .columns import at
 from .objects import (
     ContextOption,
     KindArgument,
@@ -31,15 +32,22 @@ def scale(
     ctx: typer.Context,
     kind: KindArgument,
     name: NameArgument = None,
-    replicas: Annotated[int, typer.Option("--replicas", metavar="N", help="How many agents.")] = ...,  # type: ignore[assignment]  # it is required
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", metavar="N", help="So many, whatever there is to do.")
+    ] = None,
+    auto: Annotated[bool, typer.Option("--auto", help="As many as the demand asks for.")] = False,
     namespace: NamespaceOption = "default",
     state_dir: StateDirOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = "",
-) -> None:  # fmt: skip
-    """Say how many agents a fleet has, within its scaling.minReplicas and scaling.maxReplicas.
+) -> None:
+    """Fix how many agents a fleet has, within its scaling.minReplicas and scaling.maxReplicas, or leave it to
+    the demand again. In mode shard it is the number of shards.
 
-    Example: agentctl scale fleet/summarize -n demo --replicas 5
+    \b
+    Examples:
+      agentctl scale fleet/summarize -n demo --replicas 5
+      agentctl scale fleet/summarize -n demo --auto
     """
 
     async def body(world: World) -> None:
@@ -48,14 +56,32 @@ def scale(
         which, named = which_object(kind, name)
         if which != AGENT_FLEET or not named:
             raise FailedError("only fleets have replicas: scale fleet/NAME --replicas N", Exit.USAGE)
+        if auto == (replicas is not None):
+            raise FailedError("say either --replicas N or --auto", Exit.USAGE)
         await world.get(which, namespace, named)  # an apply would try to make it
         wanted = {
             "apiVersion": which.api_version,
             "kind": which.name,
             "metadata": {"name": named, "namespace": namespace},
-            "spec": {"replicas": replicas},
+            "spec": {} if auto else {"replicas": replicas},  # what is not said any more goes
         }
-        await world.apply(wanted, manager=_MANAGER)
-        typer.echo(f"{which.name.lower()}/{named} scaled")
+        after, _ = await world.apply(wanted, manager=_MANAGER)
+        it = f"{which.name.lower()}/{named}"
+        if auto and (fixed := at(after, "spec.replicas")) != "":
+            raise FailedError(f"{it} keeps its {fixed} agents: {_said_elsewhere(after)}")
+        typer.echo(f"{it} {'is left to the demand' if auto else 'scaled'}")
 
     in_world(ctx, state_dir, kubeconfig, context, body)
+
+
+def _said_elsewhere(fleet: dict[str, Any]) -> str:
+    """Who else has said spec.replicas, and so has to take it back."""
+    managers = [
+        str(each.get("manager"))
+        for each in at(fleet, "metadata.managedFields") or ()
+        if "f:replicas" in at(each, "fieldsV1.f:spec")
+    ]
+    who = f" ({', '.join(managers)})" if managers else ""
+    return (
+        f"somebody else has set spec.replicas too{who}; take it out of the manifest, or out by kubectl edit"
+    )

@@ -41,6 +41,9 @@ async def submit(
     dedupe: Annotated[
         Dedupe | None, typer.Option(help="Do not add what is there already, by content or file name.")
     ] = None,
+    shard_key: Annotated[
+        str, typer.Option(help="Send these items to one shard of the queue. Default: each by its own key.")
+    ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Print the results as they come.")] = False,
     format_: ResultOutput = ResultFormat.TABLE,
 ) -> None:
@@ -56,7 +59,7 @@ async def submit(
       echo '{"payload": "hello", "priority": 5, "delay": "30s"}' | agentctl work submit demo/greet --jsonl -
       sort urls.txt | agentctl work submit demo/fetch - --dedupe content
     """
-    works = _read(files or [], jsonl, group or fresh_group(), label or [], dedupe)
+    works = _read(files or [], jsonl, group or fresh_group(), label or [], dedupe, shard_key)
     outcomes = await session.client.submit_all(queue, works)
     as_json = format_ is ResultFormat.JSON
     ids = _report(queue, works, outcomes, as_json=as_json, stream=wait)
@@ -72,7 +75,12 @@ def fresh_group() -> str:
 
 
 def _read(
-    files: Sequence[str], jsonl: str, group: str, pairs: Sequence[str], dedupe: Dedupe | None
+    files: Sequence[str],
+    jsonl: str,
+    group: str,
+    pairs: Sequence[str],
+    dedupe: Dedupe | None,
+    shard_key: str,
 ) -> list[Work]:
     from . import intake
 
@@ -93,7 +101,7 @@ def _read(
     if not works:
         raise FailedError("nothing to submit: the input is empty")
     extra = intake.labels(pairs)
-    return [intake.completed(work, group, extra, dedupe) for work in works]
+    return [intake.completed(work, group, extra, dedupe, shard_key) for work in works]
 
 
 def _report(

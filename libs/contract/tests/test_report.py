@@ -32,7 +32,7 @@ REPORT = Report.of(RUN, agent="worker", mode="once", ended_at=NOON)
 
 def test_it_says_what_became_of_the_run():
     assert json.loads(REPORT.encoded()) == {
-        "contract_version": "1.0",
+        "contract_version": "1.1",
         "run_id": "r-1",
         "agent": "worker",
         "mode": "once",

@@ -9,7 +9,8 @@ from typing import Any
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import coordination_service_pb2_grpc as pb_grpc
 from agentctl.coordination.v1 import work_pb2
-from libs.errors import DeniedError, InvalidError, UnavailableError
+from libs.errors import DeniedError, InvalidError, MeshError, UnavailableError
+from libs.work import ShardRequiredError, StaleShardError
 
 OK = pb.LEASE_STATUS_OK
 LOST = pb.LEASE_STATUS_LOST
@@ -21,6 +22,7 @@ class FakeCoordination(pb_grpc.CoordinationServiceServicer):
     `requests`: all that came, by verb. `down`: answer UNAVAILABLE. `lose_answers`: do it, then answer
     UNAVAILABLE, that many times. `running`: cleared, every call hangs. `lease`: seconds of a lease.
     `cap`: of the queue. `cancel_requested`: ids to tell of at renew. `refuse_payload`: malformed.
+    `shards`: count and epoch.
     """
 
     def __init__(self) -> None:
@@ -30,6 +32,7 @@ class FakeCoordination(pb_grpc.CoordinationServiceServicer):
         self.moved = asyncio.Condition()
         self.down = False
         self.claims_denied = False
+        self.shards = (0, 0)
         self.lose_answers: Counter[str] = Counter()
         self.lease = 30.0
         self.cap = 1_000_000
@@ -97,6 +100,7 @@ class FakeCoordination(pb_grpc.CoordinationServiceServicer):
         await self._enter("Claim", request)
         if self.claims_denied:
             raise DeniedError("not yours")
+        self._check_shard(request)
         loop = asyncio.get_running_loop()
         began = loop.time()
         response = self._grant(request)
@@ -110,6 +114,13 @@ class FakeCoordination(pb_grpc.CoordinationServiceServicer):
             except TimeoutError:
                 pass
         return await self._leave("Claim", response)
+
+    def _check_shard(self, request: pb.ClaimRequest) -> None:
+        count, epoch = self.shards
+        if not request.HasField("shard") and count:
+            raise ShardRequiredError(f"{count} shards, epoch {epoch}")
+        if request.HasField("shard") and (request.shard.count, request.shard.epoch) != self.shards:
+            raise StaleShardError(f"{count} shards, epoch {epoch}")
 
     def _grant(self, request: pb.ClaimRequest) -> pb.ClaimResponse:
         known = self.granted.get(request.request_id, [])
@@ -168,8 +179,15 @@ class FakeCoordination(pb_grpc.CoordinationServiceServicer):
                 verdicts.append(pb.LeaseVerdict(status=pb.LEASE_STATUS_SETTLED, state=done[0].state))
             else:
                 verdicts.append(pb.LeaseVerdict(status=LOST, lost_reason=pb.LOST_REASON_UNKNOWN))
-        claim = self._grant(request.claim_next) if request.HasField("claim_next") else None
-        return await self._leave("Ack", pb.AckResponse(verdicts=verdicts, claim=claim))
+        response = pb.AckResponse(verdicts=verdicts)
+        if request.HasField("claim_next"):
+            try:
+                self._check_shard(request.claim_next)
+            except MeshError as error:
+                response.claim_error = f"{error.reason}: {error}"
+            else:
+                response.claim.CopyFrom(self._grant(request.claim_next))
+        return await self._leave("Ack", response)
 
     async def Fail(self, request: pb.FailRequest, context: Any) -> Any:
         await self._enter("Fail", request)

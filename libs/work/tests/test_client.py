@@ -198,6 +198,24 @@ async def test_a_claim_nobody_waits_for_is_taken_back(client: Client, server: Fa
     assert await client.claim([QUEUE]) == []
 
 
+async def test_what_an_answer_that_was_lost_had_in_it_is_given_back_at_the_end(
+    client: Client, server: FakeCoordination
+) -> None:
+    claim = asyncio.create_task(client.claim([QUEUE], wait=SOON))
+    await server.until(lambda: server.of("Claim"))
+    server.running.clear()
+    claim.cancel()
+    await server.until(lambda: len(server.of("Claim")) == 2)
+    work = Work(b"a").to_pb()
+    server.items[work.id] = work
+    server.ready.append(work)
+    server.lose_answers["Claim"] = 1
+    server.running.set()
+    await server.until(lambda: server.held)
+    await client.close()
+    assert server.released == [work.id]
+
+
 async def test_more_parked_calls_than_a_connection_takes_get_another(
     client: Client, server: FakeCoordination
 ) -> None:

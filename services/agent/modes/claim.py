@@ -17,7 +17,7 @@ from libs.contract.statuses import Status
 from libs.errors import InvalidError, MeshError, NotFoundError
 from libs.exits import Exit
 from libs.identity import Principal
-from libs.work import Client, Fatal, Result, Retry, Task, Worker
+from libs.work import Client, Fatal, Result, Retry, Shard, Task, Worker
 
 from ..desk import Desk
 from ..order import Ended, Live, Order
@@ -39,6 +39,7 @@ class Claim:
         me: Principal,
         queue: str,
         lease: timedelta,
+        shard: Shard | None = None,
     ) -> None:
         self._desk = desk
         self._engine = engine
@@ -46,7 +47,10 @@ class Claim:
         self._client = client
         self._me = me
         self._queue = queue
-        self._workers = [Worker(client, [queue], lease=lease) for _ in range(desk.slots)]  # one for each slot
+        self._shard = shard
+        self._workers = [  # one for each slot
+            Worker(client, [queue], lease=lease, shard=shard) for _ in range(desk.slots)
+        ]
         self._busy: set[Worker] = set()
         self._unusable: Ended | None = None
         desk.on_change.append(self._follow)
@@ -56,7 +60,8 @@ class Claim:
         """The process's end."""
         await self._take_back()
         refusal: BaseException | None = None
-        _log.info("working", extra={"queue": self._queue, "slots": self._desk.slots})
+        known = {"queue": self._queue, "slots": self._desk.slots}
+        _log.info("working", extra=known | ({"shard": str(self._shard)} if self._shard else {}))
         try:
             async with anyio.create_task_group() as tasks:
                 for worker in self._workers:

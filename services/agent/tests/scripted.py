@@ -14,12 +14,13 @@ from aiohttp import web
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One HTTP reply. `hangs`: it never comes; `breaks`: the connection does."""
+    """One HTTP reply. `hangs`: it never comes; `waits`: for `Provider.go`; `breaks`: the connection does."""
 
     body: Mapping[str, Any] = field(default_factory=dict)
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     hangs: bool = False
+    waits: bool = False
     breaks: bool = False
 
 
@@ -65,6 +66,7 @@ class Provider:
     replies: list[Reply | Callable[[dict[str, Any]], Reply]]
     asked: list[dict[str, Any]] = field(default_factory=list)
     hung: asyncio.Event = field(default_factory=asyncio.Event)
+    go: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
 
     @property
@@ -80,6 +82,8 @@ class Provider:
         if reply.hangs:
             self.hung.set()
             await asyncio.Event().wait()
+        if reply.waits:
+            await self.go.wait()
         if reply.breaks:
             assert http.transport
             http.transport.abort()

@@ -327,7 +327,7 @@ async def test_capabilities_are_the_manifest(tmp_path):
         code, out = await it.ended()
     manifest = json.loads(out)
     assert code == 0
-    assert (manifest["mode"], manifest["contractVersion"]) == ("once", "1.0")
+    assert (manifest["mode"], manifest["contractVersion"]) == ("once", "1.1")
     assert manifest["placement"]["podUid"] == "uid-worker"
 
 

@@ -30,6 +30,7 @@ GOOD = {
     | {"AGENT_MODE": "reactive", "AGENT_SUBSCRIBE": '["file:///a"]', "AGENT_MCP_SERVERS": SERVERS},
     "workflow": BARE | {"AGENT_MODE": "workflow", "AGENT_WORKFLOW_FILE": "/w.yaml"},
 }
+SHARD = {"AGENT_SHARD_INDEX": "1", "AGENT_SHARD_COUNT": "3", "AGENT_SHARD_EPOCH": "7"}
 
 
 def settings(mode: str, **change: str) -> Settings:
@@ -64,6 +65,11 @@ def test_values_are_read():
     assert settings("reactive").servers == (Server("docs", "https://docs.example/mcp", ("sensitive",)),)
 
 
+def test_a_shard_is_all_of_three_or_nothing():
+    assert settings("claim").shard is None
+    assert settings("claim", **SHARD).shard == (1, 3, 7)
+
+
 def test_a_queue_retries_and_so_does_nobody_else():
     assert settings("claim").bounds.tries == 1
     assert settings("once").bounds.tries == 3
@@ -88,6 +94,21 @@ def test_a_queue_retries_and_so_does_nobody_else():
         ("claim", {"AGENT_SLOTS": "many"}, "AGENT_SLOTS"),
         ("claim", {"AGENT_LEASE": "1ms"}, "AGENT_LEASE"),
         ("claim", {"AGENT_LEESE": "1m"}, "AGENT_LEASE"),
+        (
+            "claim",
+            {"AGENT_SHARD_INDEX": "0", "AGENT_SHARD_EPOCH": "1"},
+            "AGENT_SHARD_COUNT: missing; set all three AGENT_SHARD_ or none",
+        ),
+        (
+            "claim",
+            SHARD | {"AGENT_SHARD_INDEX": "3"},
+            "AGENT_SHARD_INDEX: 3 is not 0 to AGENT_SHARD_COUNT - 1",
+        ),
+        ("claim", SHARD | {"AGENT_SHARD_INDEX": "-1"}, "AGENT_SHARD_INDEX: -1 is not 0 to"),
+        ("claim", SHARD | {"AGENT_SHARD_COUNT": "1025"}, "AGENT_SHARD_COUNT: 1025 is not 1 to 1024"),
+        ("claim", SHARD | {"AGENT_SHARD_EPOCH": "0"}, "AGENT_SHARD_EPOCH: 0 is not 1"),
+        ("claim", SHARD | {"AGENT_SHARD_INDEX": "a"}, "AGENT_SHARD_INDEX: 'a' is not a whole number"),
+        ("once", SHARD, "AGENT_SHARD_INDEX: goes with mode claim, not once"),
         ("claim", {"AGENT_MAX_STEPS": "0"}, "AGENT_MAX_STEPS"),
         ("claim", {"AGENT_PORT": "70000"}, "AGENT_PORT"),
         ("claim", {"AGENT_PORT": "9090"}, "AGENT_METRICS_PORT: is that of AGENT_PORT"),

@@ -230,3 +230,15 @@ async def test_an_agent_that_is_told_to_end_by_somebody_else_is_given_nothing_mo
 
 async def is_draining(fl):
     return (await fl.it.stub.GetStatus(pb.GetStatusRequest())).draining
+
+
+async def test_an_agent_of_a_shard_is_given_items_of_that_shard(tmp_path):
+    async with fleet(tmp_path, shard_index=1, shard_count=2, shard_epoch=1) as fl:
+        policy = work_pb2.QueuePolicy(shards=work_pb2.Sharding(count=2))
+        async with connect(fl.address, fl.it.mesh.identity("user")) as user:
+            await user.stub.ConfigureQueue(work_pb.ConfigureQueueRequest(queue=QUEUE, policy=policy))
+        others, its_own = await fl.submit(shard_key="a"), await fl.submit(shard_key="b")
+        assert ((await fl.item(others)).shard, (await fl.item(its_own)).shard) == (0, 1)
+        async with fl.it.agentd():
+            assert (await fl.settled(its_own)).state == SUCCEEDED
+        assert (await fl.item(others)).state == work_pb2.WORK_STATE_READY

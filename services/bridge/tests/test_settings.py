@@ -24,6 +24,12 @@ def test_what_an_agent_is_told_is_enough():
     assert settings.private == Path("/run/tls/loopback")
 
 
+def test_its_shard_is_the_agents():
+    assert read().shard is None
+    told = read(AGENT_SHARD_INDEX="1", AGENT_SHARD_COUNT="3", AGENT_SHARD_EPOCH="7")
+    assert told.shard == (1, 3, 7)
+
+
 def test_a_coordinators_queue_is_for_others():
     assert read(AGENT_QUEUE="demo/w", AGENT_MODE="coordinator").claimed_queue == ""
     assert read(AGENT_QUEUE="demo/w", AGENT_MODE="claim").claimed_queue == "demo/w"
@@ -44,6 +50,11 @@ def test_the_agent_is_met_on_loopback_whatever_the_pods_address_is(host, loopbac
         ({"AGENT_SUBSCRIBE": "{"}, "AGENT_SUBSCRIBE"),
         ({"OPENAI_BASE_URL": "http://far.example/v1"}, "OPENAI_BASE_URL"),
         ({"AGENT_SLOTS": "0"}, "AGENT_SLOTS"),
+        ({"AGENT_SHARD_INDEX": "0"}, "AGENT_SHARD_COUNT, AGENT_SHARD_EPOCH: missing"),
+        (
+            {"AGENT_SHARD_INDEX": "2", "AGENT_SHARD_COUNT": "2", "AGENT_SHARD_EPOCH": "1"},
+            "AGENT_SHARD_INDEX: 2 is not 0 to AGENT_SHARD_COUNT - 1, which is 1",
+        ),
         ({"AGENT_INSTRUCTION": "a", "AGENT_INSTRUCTION_FILE": "/b"}, "AGENT_INSTRUCTION_FILE"),
         ({"BRIDGE_CERTIFICATE_LIFETIME": "1s"}, "BRIDGE_CERTIFICATE_LIFETIME"),
         ({"BRIDGE_FORWARD_PROT": "1"}, "is it BRIDGE_FORWARD_PORT"),

@@ -74,7 +74,7 @@ async def test_what_the_agent_is(tmp_path):
         async with it.agentd():
             manifest = (await it.stub.GetManifest(pb.GetManifestRequest())).manifest
             assert (await plain(it, "/readyz"))[0] == 200
-        assert manifest.contract_version == "1.0"
+        assert manifest.contract_version == "1.1"
         assert manifest.implementation == "agentd"
         assert manifest.mode == "reactive"
         assert manifest.model == "m-1"

@@ -30,10 +30,21 @@ class Queue:
         self.address = address
         self.name = name
 
-    async def submit(self, payload: str, *, max_attempts: int = 3) -> str:
+    async def divide(self, shards: int) -> int:
+        """Into so many shards, or none; the epoch."""
+        policy = work_pb2.QueuePolicy(shards=work_pb2.Sharding(count=shards))
+        request = pb.ConfigureQueueRequest(queue=self.name, policy=policy)
+        return (await self._client.stub.ConfigureQueue(request)).queue.policy.shards.epoch
+
+    async def submit(self, payload: str, *, max_attempts: int = 3, shard_key: str = "") -> str:
         """The id of a new item; retries come fast."""
         fast = timedelta(milliseconds=50)
-        item = work.Work(payload.encode(), max_attempts=max_attempts, backoff=work.Backoff(fast, fast))
+        item = work.Work(
+            payload.encode(),
+            max_attempts=max_attempts,
+            backoff=work.Backoff(fast, fast),
+            shard_key=shard_key,
+        )
         return (await self._client.submit(self.name, item)).id
 
     async def item(self, id: str) -> work_pb2.Item:

@@ -308,3 +308,36 @@ async def test_a_lifetime_beyond_the_authoritys_is_refused_naming_the_longest(ag
     assert result.exit_code == 2
     assert "so the longest is 43799h" in result.stderr
     assert not (tmp_path / "x").exists()
+
+
+async def test_items_and_queues_show_their_shards_where_there_are_some(agentctl, scripted):
+    other = work_pb2.Item(id=ITEM.id, queue="demo/q", state=work_pb2.WORK_STATE_READY, shard=0)
+    scripted.answers["ListItems"] = [pb.ListItemsResponse(items=[ITEM]), pb.ListItemsResponse(items=[other])]
+    assert "SHARD" not in (await agentctl("work", "list", "demo/q")).stdout
+    head, row = (await agentctl("work", "list", "demo/q")).stdout.splitlines()
+    assert (head.split()[:2], row.split()[:2]) == (["ID", "SHARD"], [ITEM.id, "0"])
+    scripted.answers["GetItems"] = [pb.GetItemsResponse(items=[other])]
+    assert ["shard:", "0"] in [
+        line.split() for line in (await agentctl("work", "get", ITEM.id)).stdout.splitlines()
+    ]
+
+    divided = work_pb2.Queue(
+        name="demo/d", policy=work_pb2.QueuePolicy(shards=work_pb2.Sharding(count=3, epoch=7))
+    )
+    scripted.answers["GetQueues"] = [pb.GetQueuesResponse(queues=[QUEUE])]
+    assert "SHARDS" not in (await agentctl("queues", "list")).stdout
+    scripted.answers["GetQueues"] = [pb.GetQueuesResponse(queues=[QUEUE, divided])]
+    lines = (await agentctl("queues", "list")).stdout.splitlines()
+    assert lines[0].endswith("SHARDS")
+    assert lines[2].endswith("3 (epoch 7)")
+    scripted.answers["GetQueues"] = [pb.GetQueuesResponse(queues=[divided])]
+    assert "3 (epoch 7)" in (await agentctl("queues", "show", "demo/d")).stdout.split("\n\n")[1]
+
+
+async def test_a_shard_key_is_for_all_items_that_say_none(agentctl, scripted):
+    scripted.answers["Submit"] = [accept]
+    lines = '{"payload": "a"}\n{"payload": "b", "shard_key": "own"}\n'
+    result = await agentctl("work", "submit", "demo/q", "--jsonl", "-", "--shard-key", "all", stdin=lines)
+    assert result.exit_code == 0
+    (request,) = scripted.requests["Submit"]
+    assert [item.shard_key for item in request.items] == ["all", "own"]

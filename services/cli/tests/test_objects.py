@@ -263,6 +263,67 @@ async def test_scale_holds_against_a_manifest_that_names_no_replicas(agentctl, c
     assert (await agentctl("scale", "agent/good", "--replicas", "3")).exit_code == 2
 
 
+async def test_scale_leaves_the_number_to_the_demand_again(agentctl, cluster):
+    fleet = ("fleet/team", "-n", "demo")
+    await agentctl("apply", "-f", "-", stdin=A_FLEET)
+    await agentctl("scale", *fleet, "--replicas", "3")
+    assert "3, fixed by hand" in (await agentctl("describe", *fleet)).stdout
+    for _ in range(2):
+        result = await agentctl("scale", *fleet, "--auto")
+        assert (result.exit_code, result.stdout) == (0, "agentfleet/team is left to the demand\n")
+    assert "replicas" not in (await cluster.get(AGENT_FLEET, "demo", "team"))["spec"]
+    assert "as the demand has it" in (await agentctl("describe", *fleet)).stdout
+    for wrong in ((), ("--auto", "--replicas", "3")):
+        result = await agentctl("scale", *fleet, *wrong)
+        assert (result.exit_code, result.stderr) == (2, "error: say either --replicas N or --auto\n")
+
+
+async def test_a_number_that_a_manifest_fixes_is_not_said_to_be_left_to_the_demand(agentctl, cluster):
+    await agentctl("apply", "-f", "-", stdin=A_FLEET.replace("{template", "{replicas: 2, template"))
+    result = await agentctl("scale", "fleet/team", "-n", "demo", "--auto")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: agentfleet/team keeps its 2 agents: somebody else has set")
+
+
+async def test_describe_says_how_a_fleet_scales(agentctl, cluster):
+    await agentctl("apply", "-f", "-", stdin=A_FLEET)
+    said = (await agentctl("describe", "fleet/team", "-n", "demo")).stdout
+    scaling = [line.split(maxsplit=1) for line in _section(said, "Scaling")]
+    assert scaling == [
+        ["Agents:", "0, 0 ready"], ["Bounds:", "0 to 10"], ["Wanted:", "as the demand has it"],
+        ["Target:", "4 items an agent"],
+    ]  # fmt: skip
+    divided = A_FLEET.replace("{template", "{replicas: 3, scaling: {mode: shard, maxReplicas: 5}, template")
+    await agentctl("apply", "-f", "-", stdin=divided)
+    condition = {
+        "type": "Sharded", "status": "True", "reason": "Sharded", "message": "3 shards, epoch 7",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    status = {
+        "replicas": 3,
+        "readyReplicas": 2,
+        "shards": {"count": 3, "epoch": 7},
+        "conditions": [condition],
+    }
+    fleet = {
+        "apiVersion": "agentctl.dev/v1alpha1",
+        "kind": "AgentFleet",
+        "metadata": {"name": "team", "namespace": "demo"},
+        "status": status,
+    }
+    await cluster.apply(fleet, "operator", subresource="status")
+    said = (await agentctl("describe", "fleet/team", "-n", "demo")).stdout
+    assert [line.split(maxsplit=1) for line in _section(said, "Scaling")] == [
+        ["Agents:", "3, 2 ready"], ["Bounds:", "0 to 5"], ["Wanted:", "3 shards"], ["Shards:", "3, epoch 7"],
+        ["Sharded:", "Sharded: 3 shards, epoch 7"],
+    ]  # fmt: skip
+
+
+def _section(said: str, name: str) -> list[str]:
+    """The lines of one part of what `describe` says."""
+    return said.partition(f"\n{name}:\n")[2].partition("\n\n")[0].splitlines()
+
+
 async def test_get_has_each_shape(agentctl):
     await agentctl("apply", "-f", "-", stdin=f"{POOL}---{CONFIG}")
     one = json.loads((await agentctl("get", "pool/stand-in", "-n", "demo", "-o", "json")).stdout)

@@ -98,6 +98,7 @@ FAULTS = {
     "loop-in-pause": "LOOP-04",
     "claims-in-pause": "CLAIM-05",
     "cancel-retries": "CLAIM-07",
+    "shard-ignored": "CLAIM-10",
 }
 """Fault → the one case that finds it, of its group."""
 
@@ -128,6 +129,9 @@ class Settings:
     loop_interval: timedelta = timedelta(seconds=1)
     lease: timedelta = timedelta(seconds=30)
     queue: str = ""
+    shard_index: int = 0
+    shard_count: int = 0
+    shard_epoch: int = 0
     coordination: str = field(default="", metadata={"env": "AGENTCTL_COORDINATION_ADDRESS"})
     run_id: str = ""
     report_file: Path | None = None
@@ -548,7 +552,14 @@ async def claim(agent: Wrong) -> int:
         raise work.Fatal(run.error)
 
     async with work.connect(settings.coordination, Identity(settings.tls_dir)) as client:
-        agent.worker = work.Worker(client, [settings.queue], slots=settings.slots, lease=settings.lease)
+        shard = work.Shard(settings.shard_index, settings.shard_count, settings.shard_epoch)
+        agent.worker = work.Worker(
+            client,
+            [settings.queue],
+            slots=settings.slots,
+            lease=settings.lease,
+            shard=shard if shard.count and "shard-ignored" not in FAULT else None,
+        )
         await agent.worker.run(handle)
     return Exit.OK
 

@@ -10,13 +10,14 @@ from agentctl.agent.v1 import agent_service_pb2 as pb
 from agentctl.coordination.v1 import work_pb2
 from libs.exits import Exit
 
-from ..case import Group, becomes, demand, never
+from ..case import Group, SkippedError, becomes, demand, never
 from ..model import Fail, Say, Talk
 from ..queue import Queue, coordination
 from ..subject import Subject
 from ..world import DRAIN_SECONDS, World
 
 _LEASE = 2.0
+_OF_TWO = {"a": 0, "b": 1}  # keys and their shards: FNV-1a modulo 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,9 @@ class Claims:
         async with self.world.agent(settings | more) as agent:
             yield agent
 
-    async def submit(self, talk: Talk, **options: int) -> str:
+    async def submit(self, talk: Talk, *, shard_key: str = "") -> str:
         """An item that the script knows."""
-        return await self.queue.submit(f"Do as the script says. {talk.word}", **options)
+        return await self.queue.submit(f"Do as the script says. {talk.word}", shard_key=shard_key)
 
 
 @asynccontextmanager
@@ -224,3 +225,31 @@ async def _is_survived(claims: Claims) -> None:
         item = await claims.queue.settled(id, seconds=30)
     demand(item.result == b"second owner", f"the item is {_state(item)}: {list(item.failures)}")
     demand("neighbour" in item.holder, f"it was done by {item.holder}, not by the other agent")
+
+
+@GROUP.case(
+    "CLAIM-10",
+    "told a shard, it is given items of that one; it outlives a new division, and claims nothing then",
+    seconds=60,
+)
+async def _keeps_to_its_shard(claims: Claims) -> None:
+    talks = [claims.world.model.script(Say(f"result-{n}")) for n in range(3)]
+    epoch = await claims.queue.divide(len(_OF_TWO))
+    shard = {"INDEX": _OF_TWO["b"], "COUNT": len(_OF_TWO), "EPOCH": epoch}
+    told = {f"AGENT_SHARD_{name}": str(value) for name, value in shard.items()}
+    try:
+        async with claims.worker(**told) as agent:
+            if agent.manifest.contract_version == "1.0":
+                raise SkippedError("not offered: it keeps contract 1.0, shards came with 1.1")
+            others = await claims.submit(talks[0], shard_key="a")
+            await claims.queue.settled(await claims.submit(talks[1], shard_key="b"))
+            await never(lambda: talks[0].requests, "an item of another shard is begun", seconds=1.0)
+            await claims.queue.divide(3)
+            later = await claims.submit(talks[2], shard_key="b")
+            await never(lambda: talks[2].requests, "an item is begun by the old division", seconds=2.0)
+            demand((await agent.status()).ready, "it is not ready because the queue is divided anew")
+    finally:
+        await claims.queue.divide(0)
+    async with claims.worker():
+        for id in (others, later):
+            await claims.queue.settled(id)
