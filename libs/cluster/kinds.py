@@ -40,6 +40,7 @@ STATEFUL_SET = Kind("apps", "v1", "StatefulSet", "statefulsets")
 JOB = Kind("batch", "v1", "Job", "jobs")
 CRON_JOB = Kind("batch", "v1", "CronJob", "cronjobs")
 NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
+POD_DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 SCALED_OBJECT = Kind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")
 ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
 CLUSTER_ROLE = Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
@@ -65,8 +66,8 @@ OURS = (AGENT, AGENT_FLEET, MODEL_POOL, MCP_SERVER_SET)
 
 KINDS = (
     NAMESPACE, POD, SERVICE, SERVICE_ACCOUNT, CONFIG_MAP, SECRET, EVENT, LEASE, DEPLOYMENT, REPLICA_SET,
-    STATEFUL_SET, JOB, CRON_JOB, NETWORK_POLICY, SCALED_OBJECT, ENDPOINT_SLICE, CLUSTER_ROLE, API_SERVICE,
-    VALIDATING_WEBHOOKS, MUTATING_WEBHOOKS, POD_METRICS, *OURS,
+    STATEFUL_SET, JOB, CRON_JOB, NETWORK_POLICY, POD_DISRUPTION_BUDGET, SCALED_OBJECT, ENDPOINT_SLICE,
+    CLUSTER_ROLE, API_SERVICE, VALIDATING_WEBHOOKS, MUTATING_WEBHOOKS, POD_METRICS, *OURS,
 )  # fmt: skip
 _BY_NAME = {(kind.api_version, kind.name): kind for kind in KINDS}
 
@@ -81,7 +82,8 @@ _SHORT = {
     "pool": MODEL_POOL, "pools": MODEL_POOL,
     "mcpset": MCP_SERVER_SET, "ns": NAMESPACE, "po": POD, "svc": SERVICE, "sa": SERVICE_ACCOUNT,
     "cm": CONFIG_MAP, "ev": EVENT, "deploy": DEPLOYMENT, "rs": REPLICA_SET, "sts": STATEFUL_SET,
-    "cj": CRON_JOB, "netpol": NETWORK_POLICY, "so": SCALED_OBJECT,
+    "cj": CRON_JOB, "netpol": NETWORK_POLICY, "pdb": POD_DISRUPTION_BUDGET,
+    "so": SCALED_OBJECT,
 }  # fmt: skip
 _NAMED = {
     **{name: kind for kind in reversed(KINDS) for name in (kind.name.lower(), kind.plural, kind.resource)},

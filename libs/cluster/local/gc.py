@@ -7,14 +7,16 @@ collector has to run later. Kinds of deletion, their finalizer and their rules a
 from __future__ import annotations
 
 import copy
+from datetime import datetime, timedelta
 
 from libs.cluster import Object, Propagation
-from libs.cluster.kinds import NAMESPACE, Kind, kind_of
+from libs.cluster.kinds import NAMESPACE, POD, Kind, kind_of
 from libs.errors import NotFoundError
 
 from .store import Store
 
 FOREGROUND = "foregroundDeletion"
+_GRACE_SECONDS = 30
 
 
 class Collector:
@@ -35,7 +37,7 @@ class Collector:
                 self._disown(dependent, uid)
         marked = copy.deepcopy(thing)
         metadata = marked["metadata"]
-        metadata["deletionTimestamp"] = now
+        metadata |= _deadline(kind, thing, now)
         if "generation" in metadata:
             metadata["generation"] += 1
         if propagation == "Foreground" and any(_blocks(dependent, uid) for dependent in dependents):
@@ -65,6 +67,13 @@ class Collector:
                 self._remove(thing, now)
         elif thing["metadata"].get("ownerReferences") and not self._is_owned(thing):
             self.delete(thing, "Background", now)
+
+    def let_go(self, before: Object, after: Object, now: str) -> None:
+        """After a change: owners that waited for this to go, and that it names no more, wait no longer."""
+        references = before["metadata"].get("ownerReferences", ())
+        if references and references != after["metadata"].get("ownerReferences"):
+            for reference in references:
+                self._settle_owner(reference["uid"], now)
 
     def _stays(self, marked: Object) -> bool:
         metadata = marked["metadata"]
@@ -127,6 +136,15 @@ class Collector:
 
 def _kind(thing: Object) -> Kind:
     return kind_of(thing["apiVersion"], thing["kind"])
+
+
+def _deadline(kind: Kind, thing: Object, now: str) -> Object:
+    """What the metadata of a marked object says: a pod's, when its grace is over."""
+    if kind != POD or thing.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        return {"deletionTimestamp": now}
+    grace = thing["spec"].get("terminationGracePeriodSeconds", _GRACE_SECONDS)
+    end = datetime.fromisoformat(now) + timedelta(seconds=grace)
+    return {"deletionTimestamp": f"{end:%Y-%m-%dT%H:%M:%SZ}", "deletionGracePeriodSeconds": grace}
 
 
 def _waits(owner: Object) -> bool:

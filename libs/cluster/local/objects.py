@@ -13,6 +13,7 @@ from libs.cluster.kinds import (
     NETWORK_POLICY,
     OURS,
     POD,
+    POD_DISRUPTION_BUDGET,
     REPLICA_SET,
     SCALED_OBJECT,
     SECRET,
@@ -27,8 +28,11 @@ from .metadata import shown
 from .schema import Validator
 
 WITH_GENERATION = frozenset(
-    {POD, DEPLOYMENT, REPLICA_SET, STATEFUL_SET, JOB, CRON_JOB, NETWORK_POLICY, SCALED_OBJECT, *OURS}
-)
+    {
+        POD, DEPLOYMENT, REPLICA_SET, STATEFUL_SET, JOB, CRON_JOB, NETWORK_POLICY, POD_DISRUPTION_BUDGET,
+        SCALED_OBJECT, *OURS,
+    }
+)  # fmt: skip
 WITH_STATUS = WITH_GENERATION - {NETWORK_POLICY} | {NAMESPACE, SERVICE}
 _IDENTITY = ("name", "namespace")
 _CLIENTS = ("labels", "annotations", "ownerReferences", "finalizers")

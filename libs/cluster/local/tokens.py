@@ -10,6 +10,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from libs.errors import InvalidError, NotFoundError, UnauthenticatedError
 
 ISSUER = "https://agentctl.local"
 _ALGORITHM = "EdDSA"
+_OVERDUE_SECONDS = 60  # after its deletionTimestamp: from then on API servers take it for gone
 _CLAIMS = ("iss", "sub", "aud", "exp", "iat", "nbf", "jti")
 
 Find = Callable[[Kind, str, str], Object]
@@ -83,7 +85,7 @@ class Tokens:
 
     def review(self, token: str, audience: str) -> Bearer:
         """Whom a token belongs to. UnauthenticatedError unless it is ours, in time (without leeway: this very
-        clock issued it), for this audience, and its account and pod are still those."""
+        clock issued it), for this audience, and its account and pod are still those and not overdue."""
         try:
             # PyJWT has no clock to be given: it checks the rest, we the times
             claims = jwt.decode(
@@ -126,11 +128,17 @@ class Tokens:
 
     def _require(self, kind: Kind, namespace: str, bound: dict[str, str]) -> None:
         try:
-            uid = self._find(kind, namespace, bound["name"])["metadata"]["uid"]
+            metadata = self._find(kind, namespace, bound["name"])["metadata"]
         except NotFoundError:
-            uid = ""
-        if uid != bound["uid"]:
+            metadata = {}
+        if metadata.get("uid") != bound["uid"] or self._is_overdue(metadata):
             raise UnauthenticatedError(f"the token's {kind.name} {bound['name']} is gone")
+
+    def _is_overdue(self, metadata: Object) -> bool:
+        deadline = metadata.get("deletionTimestamp")
+        if not deadline:
+            return False
+        return self._clock() > datetime.fromisoformat(deadline).timestamp() + _OVERDUE_SECONDS
 
 
 def _named(thing: Object) -> dict[str, str]:

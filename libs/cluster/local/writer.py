@@ -165,6 +165,7 @@ class Writer:
         if result != live:
             self._store.write(kind, result, live)
             self._collector.settle(result, self._now())
+            self._collector.let_go(live, result, self._now())
 
     def _own(
         self,

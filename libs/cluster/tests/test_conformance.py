@@ -27,6 +27,8 @@ from libs.cluster.kinds import (
     LEASE,
     NAMESPACE,
     POD,
+    POD_DISRUPTION_BUDGET,
+    SCALED_OBJECT,
     SERVICE_ACCOUNT,
 )
 from libs.cluster.kubernetes import KubernetesCluster, connect
@@ -345,6 +347,36 @@ class TestApply:
         after = await home.apply(make(CONFIG_MAP, "a"), "them")  # it is theirs no more
         assert after["data"] == {"k": "ours"}
 
+    async def test_a_number_goes_from_one_manager_to_another_and_never_dips(self, home, namespace, make):
+        """The first says 2; the second says the same and nothing else; the first says it no more; a third may
+        say another then, which no word of the first changes."""
+        spec = deployment_spec()
+        first = await home.apply(make(DEPLOYMENT, "a", spec={**spec, "replicas": 2}), "us")
+        alone = make(DEPLOYMENT, "a", spec={"replicas": 2})
+        alone["metadata"]["uid"] = first["metadata"]["uid"]
+        both = await home.apply(alone, "keeper")
+        assert both["spec"] == first["spec"]
+        silent = {name: value for name, value in spec.items() if name != "replicas"}
+        for replicas, manager in ((2, "keeper"), (3, "scaler"), (1, "scaler")):
+            await home.apply(make(DEPLOYMENT, "a", spec={"replicas": replicas}), manager)
+            after = await home.apply(make(DEPLOYMENT, "a", spec=silent), "us")
+            assert after["spec"]["replicas"] == replicas
+        after = await home.apply(make(DEPLOYMENT, "a", spec={**spec, "replicas": 4}), "us")
+        assert after["spec"]["replicas"] == 4
+
+    async def test_apply_to_what_is_gone_or_another_by_now_conflicts(self, home, namespace, make):
+        first = await home.apply(make(CONFIG_MAP, "a", data={"k": "1"}), "us")
+        await home.apply(make(CONFIG_MAP, "a", data={"k": "2"}), "us")
+        stale = make(CONFIG_MAP, "a", data={"k": "3"})
+        stale["metadata"]["resourceVersion"] = revision(first)
+        other = make(CONFIG_MAP, "b", data={"k": "3"})
+        other["metadata"]["uid"] = first["metadata"]["uid"]
+        for thing in (stale, other):
+            with pytest.raises(ConflictError):
+                await home.apply(thing, "us")
+        assert (await home.get(CONFIG_MAP, namespace, "a"))["data"] == {"k": "2"}
+        assert names((await home.list(CONFIG_MAP, namespace, name="b")).items) == []
+
     async def test_what_was_created_or_replaced_by_hand_stays(self, home, make):
         made = await home.create(make(CONFIG_MAP, "a", data={"hand": "1"}))
         await home.replace({**made, "data": {"hand": "2", "more": "1"}})
@@ -530,6 +562,39 @@ class TestDelete:
         for name in ("child", "grandchild"):
             await gone(home, CONFIG_MAP, namespace, name)
         assert await home.get(CONFIG_MAP, namespace, "stranger")
+
+    @pytest.mark.parametrize(
+        ("kind", "spec", "status"),
+        [
+            (
+                POD_DISRUPTION_BUDGET,
+                {"maxUnavailable": "25%", "selector": {"matchLabels": {"app": "conf"}}},
+                {"disruptionsAllowed": 0, "currentHealthy": 0, "desiredHealthy": 0, "expectedPods": 0},
+            ),
+            (
+                SCALED_OBJECT,
+                {"scaleTargetRef": {"name": "none"}, "triggers": [{"type": "cpu", "metadata": {}}]},
+                {"conditions": [{"type": "Ready", "status": "False", "reason": "Why", "message": "so"}]},
+            ),
+        ],
+        ids=lambda value: getattr(value, "name", ""),
+    )
+    async def test_what_a_workload_has_beside_it_goes_with_its_owner(
+        self, home, namespace, make, kind, spec, status
+    ):
+        try:
+            await home.list(kind, namespace, name="none")
+        except NotFoundError:
+            pytest.skip(f"there are no {kind.plural} in this cluster")
+        owner = await home.create(make(CONFIG_MAP, "owner"))
+        made = await home.apply(make(kind, "a", owner=owner, spec=spec), "us")
+        assert made["spec"].items() >= spec.items()
+        said = await home.apply(make(kind, "a", status=status), "them", subresource="status")
+        assert said["status"]
+        assert said["metadata"]["generation"] == made["metadata"]["generation"]
+        assert controller_of(said) == controller_of(made)
+        await home.delete(CONFIG_MAP, namespace, "owner")
+        await gone(home, kind, namespace, "a")
 
     async def test_orphans_stay_and_have_no_owner(self, home, namespace, make):
         owner = await home.create(make(CONFIG_MAP, "owner"))

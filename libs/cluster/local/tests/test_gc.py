@@ -84,6 +84,26 @@ async def test_finalizers_hold_an_object_until_they_are_gone(cluster):
     assert (await cluster.create(config_map()))["metadata"]["uid"] != made["metadata"]["uid"]
 
 
+@pytest.mark.parametrize(
+    ("said", "phase", "expected", "grace"),
+    [
+        ({}, "Running", "2027-01-15T08:00:30Z", 30),
+        ({"terminationGracePeriodSeconds": 3600}, "Running", "2027-01-15T09:00:00Z", 3600),
+        ({"terminationGracePeriodSeconds": 0}, "Running", "2027-01-15T08:00:00Z", 0),
+        ({"terminationGracePeriodSeconds": 3600}, "Failed", "2027-01-15T08:00:00Z", None),
+    ],
+)
+async def test_the_deletion_of_a_pod_says_when_its_grace_is_over(cluster, said, phase, expected, grace):
+    held = pod(finalizers=["a.dev/one"])
+    held["spec"] |= said
+    made = await cluster.create(held)
+    await cluster.apply({**thing(POD, "worker"), "status": {"phase": phase}}, "me", subresource="status")
+    await cluster.delete(POD, "default", "worker")
+    marked = (await cluster.get(POD, "default", "worker"))["metadata"]
+    assert marked["uid"] == made["metadata"]["uid"]
+    assert (marked["deletionTimestamp"], marked.get("deletionGracePeriodSeconds")) == (expected, grace)
+
+
 async def test_finalizers_of_two_managers_are_a_set(cluster):
     await cluster.apply(config_map(finalizers=["a.dev/one"]), "one")
     both = await cluster.apply(config_map(finalizers=["a.dev/two"]), "two")
@@ -191,3 +211,13 @@ async def test_an_owner_that_waits_for_its_dependents_gets_no_new_ones(cluster):
     await cluster.delete(CONFIG_MAP, "default", "settings", propagation="Foreground")
     await cluster.apply(pod("late", owners=[owner]), "me")
     assert await names(cluster, POD) == ["held"]
+
+
+async def test_an_owner_waits_no_longer_for_what_names_it_no_more(cluster):
+    owner = await cluster.create(agent())
+    await cluster.apply(config_map(owners=[owner], finalizers=["a.dev/x"]), "one")
+    await cluster.delete(AGENT, "default", "scribe", propagation="Foreground")
+    assert FOREGROUND in (await cluster.get(AGENT, "default", "scribe"))["metadata"]["finalizers"]
+    await cluster.apply(config_map(finalizers=["a.dev/x"]), "one")
+    with pytest.raises(NotFoundError):
+        await cluster.get(AGENT, "default", "scribe")

@@ -40,7 +40,7 @@ def test_defaults_are_filled_in_and_the_given_object_is_not_touched():
     given = _fleet(scaling={"minReplicas": 2})
     before = copy.deepcopy(given)
     spec = Validator().validated(given)["spec"]
-    assert spec["scaling"] == {"minReplicas": 2, "maxReplicas": 10}
+    assert spec["scaling"] == {"minReplicas": 2, "maxReplicas": 10, "mode": "claim", "cooldown": "5m"}
     assert spec["work"] == {"slots": 4, "lease": "30s", "maxAttempts": 3}
     assert given == before
 

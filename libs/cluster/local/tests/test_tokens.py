@@ -102,6 +102,17 @@ async def test_an_expired_token_is_refused_at_that_very_second(cluster, worker, 
     assert "expired" in await refused(cluster, token)
 
 
+async def test_the_token_of_a_pod_that_drains_is_good_until_a_minute_after_its_grace(cluster, clock):
+    worker = pod(finalizers=["test/node"])
+    worker["spec"]["terminationGracePeriodSeconds"] = 7200
+    token = await cluster.issue_pod_token(await cluster.create(worker), AUDIENCE, 86_400)
+    await cluster.delete(POD, "default", "worker")
+    clock.now += 7200 + 60
+    assert (await cluster.review_token(token, AUDIENCE)).pod == "worker"
+    clock.now += 1
+    assert "gone" in await refused(cluster, token)
+
+
 async def test_a_forged_token_is_refused(cluster, worker):
     token = await cluster.issue_pod_token(worker, AUDIENCE, 600)
     claims = claims_of(token)
