@@ -64,10 +64,12 @@ DECLARED = (
     ),
     Declared(
         AGENT_FLEET, FleetSpec, FleetStatus, "Interchangeable agents that share a queue.", "afleet",
-        51,  # with -coordinator a label value
+        51,  # with -coordinator a label value, and so in what a StatefulSet and KEDA make of it
         (
-            Column("Queue", ".spec.work.queue"), Column("Agents", ".status.replicas", "integer"),
+            Column("Mode", ".spec.scaling.mode"), Column("Queue", ".spec.work.queue"),
+            Column("Agents", ".status.replicas", "integer"),
             Column("Up", ".status.readyReplicas", "integer"), _READY,
+            Column("Scaled", '.status.conditions[?(@.type=="Scaled")].reason', priority=1),
             Column("Min", ".spec.scaling.minReplicas", "integer", 1),
             Column("Max", ".spec.scaling.maxReplicas", "integer", 1),
             Column("Pool", ".spec.template.model.pool", priority=1),

@@ -58,6 +58,11 @@ class Scaling(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
             "target, targetAge and fallbackReplicas are for mode claim: demand does not change shards",
         ),
         Rule(
+            "self.mode == 'claim' || self.maxReplicas <= 1024",
+            "a queue has at most 1024 shards",
+            ".maxReplicas",
+        ),
+        Rule(
             "!has(self.fallbackReplicas) || "
             "(self.fallbackReplicas >= self.minReplicas && self.fallbackReplicas <= self.maxReplicas)",
             "has to be between minReplicas and maxReplicas",
@@ -128,6 +133,15 @@ class FleetSpec(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True
             "self.scaling.mode == 'claim' || !has(self.replicas) || self.replicas >= 1",
             "has to be at least 1: there is no fleet of no shards",
             ".replicas",
+        ),
+        Rule(
+            "!has(self.work.drain) || "
+            "!has(self.template.podTemplate) || !has(self.template.podTemplate.spec) || "
+            "!has(self.template.podTemplate.spec.terminationGracePeriodSeconds) || "
+            "duration(self.work.drain).getSeconds() < "
+            "self.template.podTemplate.spec.terminationGracePeriodSeconds",
+            "has to be more than work.drain, or an agent is killed while it drains",
+            ".template.podTemplate.spec.terminationGracePeriodSeconds",
         ),
         Rule(
             "self.template.contract != 'agentd-1' || self.work.slots <= 4",

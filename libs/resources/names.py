@@ -10,6 +10,10 @@ COORDINATOR = "-coordinator"
 
 LONGEST_LABEL = 63
 """Of a label's value and of a part of a DNS name."""
+LONGEST_STATEFUL_SET = 52
+"""Its pods bear its name and 11 characters more in a label."""
+LONGEST_SCALED_OBJECT = 54
+"""KEDA's label of what it makes is this name after keda-hpa-."""
 LONGEST_CRON_JOB = 52
 """The API server's rule: the names of its Jobs are longer."""
 LONGEST_DNS_NAME = 253

@@ -87,7 +87,7 @@ class TemplateSpec(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=T
     runtime_class_name: Name = ""
     """A sandbox, such as gvisor."""
     termination_grace_period_seconds: Annotated[int, Meta(ge=30, le=3600)] | None = None
-    """Time to finish after SIGTERM; agents use 25 s of it. Absent: 35."""
+    """Seconds from SIGTERM to the end by force; an agent uses 25, a fleet's work.drain. Absent: 10 more."""
     volumes: Annotated[_Objects, Shape(list[podparts.Volume]), keyed("name", 32)] = []
     """Added to ours, whose names begin with agentctl-."""
 

@@ -41,7 +41,7 @@ class Workload(msgspec.Struct, rename="camel", kw_only=True):
     """A workload that the operator made. Its pods, and no others, get this agent's identity."""
 
     kind: _Short
-    """Deployment, Job or CronJob."""
+    """Deployment, StatefulSet, Job or CronJob."""
     name: _Short
     """Its name."""
     uid: _Short
@@ -94,15 +94,26 @@ class AgentStatus(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=Tr
     """Runs that ended."""
 
 
+class Shards(msgspec.Struct, rename="camel", kw_only=True):
+    """How a queue is divided."""
+
+    count: Annotated[int, Meta(ge=0)]
+    """Shards."""
+    epoch: Annotated[int, Meta(ge=0)]
+    """Grows whenever count changes; an agent of another epoch gets nothing."""
+
+
 class FleetStatus(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
     """Of an AgentFleet. replicas and selector serve the scale subresource."""
 
     observed_generation: Annotated[int, Meta(ge=0)] = 0
     """The generation of the spec that this speaks of."""
     conditions: Conditions = []
-    """Ready and Accepted."""
+    """Ready, Accepted, Scaled, and Sharded of mode shard."""
     workloads: Workloads = []
     """What was made for it. Pods of these, and no others, get its identity."""
+    shards: Shards | None = None
+    """Absent: the queue is not divided, or that is not known yet."""
     replicas: Annotated[int, Meta(ge=0)] = 0
     """Agents that there are."""
     ready_replicas: Annotated[int, Meta(ge=0)] = 0

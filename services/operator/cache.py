@@ -26,6 +26,8 @@ from libs.cluster.kinds import (
     MODEL_POOL,
     OURS,
     POD,
+    POD_DISRUPTION_BUDGET,
+    SCALED_OBJECT,
     SECRET,
     SERVICE,
     STATEFUL_SET,
@@ -36,18 +38,21 @@ from libs.resources.names import agent_names
 from .key import Key
 from .plan import contents, references
 from .plan.owned import AGENT_LABEL, FLEET_LABEL, label
+from .presence import ASKED_SECONDS, Presence
 from .writing import Writing
 
 OWNERS = (AGENT, AGENT_FLEET)
 REFERRED = (MODEL_POOL, MCP_SERVER_SET)
-CHILDREN = (DEPLOYMENT, STATEFUL_SET, JOB, CRON_JOB, CONFIG_MAP, SERVICE)
+CHILDREN = (DEPLOYMENT, STATEFUL_SET, JOB, CRON_JOB, CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET)
+"""What we make, beside ScaledObjects where the API server has them."""
 _OURS_ONLY = "app.kubernetes.io/managed-by=agentctl"
 
 
 class Cache:
     """What there is in one namespace, or in all (""). Call `run` in a task; use the rest after `synced`.
     `wake` is called with each key that something happened to, `gone` with each child that was deleted,
-    `pod_changed` with old and new of each pod."""
+    `pod_changed` with old and new of each pod. `scaler_client` names the Secret with KEDA's
+    certificate: each fleet hears of another one by `wake_later`, when KEDA has had time to see it."""
 
     def __init__(
         self,
@@ -57,8 +62,13 @@ class Cache:
         gone: Callable[[Object], None] = lambda child: None,
         pod_changed: Callable[[Object | None, Object | None], None] = lambda old, new: None,
         clock: Callable[[], float] = time.monotonic,
+        asked_seconds: float = ASKED_SECONDS,
+        scaler_client: tuple[str, str] = ("", ""),
+        wake_later: Callable[[Key], None] | None = None,
     ) -> None:
         self._wake = wake
+        self._wake_later = wake_later or wake
+        self._scaler_client = scaler_client
         self._gone = gone
         self._pod_changed = pod_changed
         self._writing = Writing(clock)
@@ -75,6 +85,15 @@ class Cache:
         self._contents = {
             kind: Informer(cluster, kind, namespace, keep=_hashes_only) for kind in (CONFIG_MAP, SECRET)
         }
+        self._scaled = Presence(
+            cluster,
+            SCALED_OBJECT,
+            namespace,
+            _OURS_ONLY,
+            partial(self._seen, SCALED_OBJECT),
+            self._scaling_changed,
+            asked_seconds,
+        )
         for kind, informer in self._informers.items():
             informer.subscribe(partial(self._seen, kind))
         for kind, informer in self._contents.items():
@@ -85,29 +104,43 @@ class Cache:
         async with anyio.create_task_group() as group:
             for informer in (*self._informers.values(), *self._contents.values()):
                 group.start_soon(informer.run)
+            group.start_soon(self._scaled.run)
 
     async def synced(self) -> None:
-        """Until everything has been listed once."""
+        """Until everything has been listed once, and it is known whether there are ScaledObjects."""
         for informer in (*self._informers.values(), *self._contents.values()):
             await informer.synced()
+        await self._scaled.known()
+
+    @property
+    def scales(self) -> bool:
+        """Whether the API server has ScaledObjects, and we know them."""
+        return self._scaled.is_there
 
     def ages(self) -> dict[str, float]:
         """Seconds since each watch's last sign of life, by kind."""
-        return {kind.name: informer.age_seconds() for kind, informer in self._informers.items()}
+        ages = {kind.name: informer.age_seconds() for kind, informer in self._informers.items()}
+        if (age := self._scaled.age_seconds()) is not None:
+            ages[SCALED_OBJECT.name] = age
+        return ages
 
     def counts(self, namespace: str | None = None) -> dict[str, int]:
         """Objects in the cache, by kind: of one namespace, or of all."""
 
-        def count(informer: Informer) -> int:
+        def count(informer: Informer | Presence) -> int:
             return sum(namespace in (None, key_of(thing)[0]) for thing in informer.items())
 
-        return {kind.name: count(informer) for kind, informer in self._informers.items()}
+        followed: dict[Kind, Informer | Presence] = {**self._informers}
+        if self.scales:
+            followed[SCALED_OBJECT] = self._scaled
+        return {kind.name: count(informer) for kind, informer in followed.items()}
 
     # --- What there is ---
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """The newest that we know: heard of, or written by us. Not to be changed."""
-        heard = self._informers[kind].get(namespace, name)
+        followed = self._scaled if kind is SCALED_OBJECT else self._informers[kind]
+        heard = followed.get(namespace, name)
         return self._writing.newest(Key(kind, namespace, name), heard)
 
     def begin(self, key: Key) -> None:
@@ -141,6 +174,12 @@ class Cache:
         kept = self._contents[kind].get(namespace, name)
         return kept["hashes"] if kept else {}
 
+    @property
+    def scaler_certificate(self) -> str:
+        """A digest of KEDA's certificate for the scaler; "" if there is none."""
+        name = self._scaler_client[1]
+        return self.hashes(SECRET, *self._scaler_client).get(f"{SECRET.name}/{name}/tls.crt", "")
+
     def users(self, key: Key) -> set[Key]:
         """The Agents and AgentFleets that name this object."""
         return self._users.get(key, set())
@@ -170,6 +209,8 @@ class Cache:
         key = Key(kind, *key_of(thing))
         if self._writing.is_echo(key, old, new):
             return
+        if kind is SCALED_OBJECT and old is not None and new is not None and _matter(old) == _matter(new):
+            return  # KEDA says every half minute how it goes
         if kind in OWNERS:
             concerned = self._owner_seen(key, new)
         elif kind in REFERRED:
@@ -244,6 +285,15 @@ class Cache:
         assert thing is not None
         if (old or {}).get("hashes") != (new or {}).get("hashes"):
             self._wake_all(set(self._users.get(Key(kind, *key_of(thing)), ())))
+            if (kind, *key_of(thing)) == (SECRET, *self._scaler_client):
+                for fleet in self._fleets():
+                    self._wake_later(fleet)
+
+    def _scaling_changed(self) -> None:
+        self._wake_all(self._fleets())
+
+    def _fleets(self) -> set[Key]:
+        return {Key(AGENT_FLEET, *key_of(thing)) for thing in self._informers[AGENT_FLEET].items()}
 
     def _wake_all(self, keys: set[Key]) -> None:
         for key in keys:
@@ -259,6 +309,14 @@ def _owner(thing: Object) -> Key | None:
 
 
 _CONTROLLERS = {kind.name: kind for kind in (AGENT, AGENT_FLEET, CRON_JOB)}
+
+
+def _matter(scaled: Object) -> Object:
+    """What of a ScaledObject is of importance to its fleet."""
+    metadata = {name: value for name, value in scaled["metadata"].items() if name != "resourceVersion"}
+    said = scaled.get("status")
+    conditions = said.get("conditions") if isinstance(said, dict) else None
+    return {**scaled, "metadata": metadata, "status": conditions}
 
 
 def _hashes_only(thing: Object) -> Object:

@@ -16,6 +16,7 @@ from .plan import Action, Plan, Problem, change, conflict
 
 WORKLOADS = frozenset({DEPLOYMENT, STATEFUL_SET, JOB, CRON_JOB})
 """Kinds that run pods."""
+_RESHARDED = "its shards change: its agents finish or hand back first"
 
 Find = Callable[[Kind, str, str], Object | None]
 
@@ -69,15 +70,23 @@ class Settled:
 
 
 def steps(thing: Object, plan: Plan, children: Sequence[Object], find: Find, settled: Settled) -> list[Step]:
-    """First what goes: `children`, the live objects that `thing` controls, as far as the plan has them no
-    more. Then the plan, in its order; `find` looks up the live objects."""
-    wanted = {_identity(manifest) for manifest in plan.objects}
+    """First what goes: `children`, the live objects that `thing` controls, as far as the plan neither has nor
+    keeps them. Then the plan, in its order; `find` looks up the live objects."""
+    namespace = key_of(thing)[0]
+    stays = {_identity(manifest) for manifest in plan.objects}
+    stays |= {(kind.name, namespace, name) for kind, name in plan.keeps}
     going: list[Step] = [
-        Step("delete", child, "no longer wanted", child)
+        Step("delete", child, _why_not(thing, plan, child), child)
         for child in children
-        if _identity(child) not in wanted
+        if _identity(child) not in stays
     ]
     return going + [_step(thing, manifest, find, settled) for manifest in plan.objects]
+
+
+def _why_not(thing: Object, plan: Plan, child: Object) -> str:
+    is_workload = kind_of(child["apiVersion"], child["kind"]) in WORKLOADS
+    is_of_workers = is_workload and key_of(child) == key_of(thing)
+    return _RESHARDED if plan.waits and is_of_workers else "no longer wanted"
 
 
 def _step(thing: Object, manifest: Object, find: Find, settled: Settled) -> Step:

@@ -63,11 +63,19 @@ class Controller:
         self._waiting: dict[Key, list[asyncio.Future[Pass]]] = {}
         self.failing: dict[Work, str] = {}
         """What ended badly last, and how."""
-        self.queues = Queues(lambda namespace, name: self._queue.add(QueueKey(namespace, name)), self.wake)
+        self.queues = Queues(self.look_at_queue, self.wake)
 
     def wake(self, key: Key) -> None:
         """Something happened to this object."""
         self._queue.add(key)
+
+    def wake_within(self, key: Key, least: float, most: float) -> None:
+        """Something happened to many objects: this one's turn comes in `least` to `most` seconds."""
+        self._queue.add_after(key, random.uniform(least, most))
+
+    def look_at_queue(self, namespace: str, name: str) -> None:
+        """Coordination is to be asked about this queue."""
+        self._queue.add(QueueKey(namespace, name))
 
     def pod_changed(self, old: Object | None, new: Object | None) -> None:
         """A pod is not as it was."""
@@ -195,11 +203,11 @@ class _Actions:
         if rules is None or self.coordination is None:
             return Pass(gone=True)
         try:
-            changed = await self.coordination.configure(f"{namespace}/{name}", *rules)
+            changed, shards = await self.coordination.configure(f"{namespace}/{name}", rules)
         except UnavailableError:
             raise  # that says nothing of the queue
         except MeshError as error:
             self.queues.settle(namespace, name, str(error))
             raise
-        self.queues.settle(namespace, name, "")
+        self.queues.settle(namespace, name, "", shards)
         return Pass(int(changed))

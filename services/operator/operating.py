@@ -28,11 +28,13 @@ from .children import Settled
 from .controller import Controller
 from .events import Recorder
 from .identity.attest import Rules
+from .identity.keda import NAME as SCALER_CLIENT
 from .identity.office import LIMITS, Charter, Office, open_office
 from .metrics import LEADING, WRITES, Depths
 from .minting import Mint
 from .plan import Rendering
 from .pods import Ended
+from .presence import ASKED_SECONDS
 from .queues import Coordination, Remote
 from .reconciler import Reconciler
 from .registration import Registration
@@ -112,7 +114,8 @@ class OfficeIdentities:
 async def operating(settings: Settings, cluster: Cluster) -> AsyncIterator[Operator]:
     """The whole operator while the block runs: it issues its own certificate, then reconciles, answers and
     certifies."""
-    charter = Charter(settings.trust_domain, settings.tls_dir, Rules(settings.namespace))
+    rules = Rules(settings.namespace)
+    charter = Charter(settings.trust_domain, settings.tls_dir, rules, keda_namespace=settings.keda_namespace)
     drain = settings.drain.total_seconds()
     async with AsyncExitStack() as stack:
         office = await stack.enter_async_context(open_office(cluster, charter))
@@ -164,16 +167,28 @@ async def reconciling(
     coordination: Coordination | None = None,
     identities: Identities = NoIdentities(),  # noqa: B008  (it has no state)
     election: Election | None = None,
+    asked_seconds: float = ASKED_SECONDS,
 ) -> AsyncIterator[Operator]:
     """Follows the cluster, stands for election and, as the leader, reconciles, while the block runs. The
     lease is released on the way out. `coordination` is told of pods that ended and of the queues that fleets
-    name, `identities` of pods that ended and of namespaces with agents."""
+    name, `identities` of pods that ended and of namespaces with agents. Every `asked_seconds` it looks
+    whether there is a KEDA, whose new certificate comes into the ScaledObjects one to six times as long after
+    it came into the Secret."""
     seconds = int(settings.lease.total_seconds())
     terms = Terms(seconds, trust=seconds * 2 / 3, period=seconds / 5)
     election = election or Election(cluster, settings.namespace, LEASE_NAME, settings.replica, terms=terms)
     controller = Controller(settings.workers, settings.resync.total_seconds())
     settled = Settled()
-    cache = Cache(cluster, settings.only_namespace, controller.wake, settled.forget, controller.pod_changed)
+    cache = Cache(
+        cluster,
+        settings.only_namespace,
+        controller.wake,
+        settled.forget,
+        controller.pod_changed,
+        asked_seconds=asked_seconds,
+        scaler_client=(settings.keda_namespace, SCALER_CLIENT),
+        wake_later=lambda key: controller.wake_within(key, asked_seconds, 6 * asked_seconds),
+    )
 
     async def create(event: Object) -> Object:
         election.check()
@@ -193,12 +208,14 @@ async def reconciling(
             settings.identity_address,
             settings.stand_in_url,
             settings.namespace,
+            settings.scaler_address,
             settings.loopback,
         ),
         settled,
         controller.queues.set,
         identities.publish,
         controller.queues.trouble,
+        controller.queues.shards,
     )
 
     async def lead() -> None:

@@ -28,6 +28,7 @@ _STUCK = {
 }
 """Why a container waits that does not start by itself. It is the reason of Ready=False then, so that nobody
 waits for a roll-out that never ends."""
+NOT_THERE = "the workload is not there yet"
 _LASTING = ("InvalidImageName", "CreateContainerConfigError", "Unsupported", "ImageEntrypointUnknown")
 """Those whose message is the same at every try."""
 
@@ -41,12 +42,15 @@ class Verdict:
     message: str
 
 
-def of_deployment(live: Object | None, wanted: Object | None, pods: Sequence[Object]) -> Verdict:
-    """Ready when every pod is of the wanted template, and enough of them are ready. What was not yet seen by
-    the Deployment's own controller does not count (its observedGeneration)."""
+def of_workload(live: Object | None, wanted: Object | None, pods: Sequence[Object]) -> Verdict:
+    """Of a Deployment or StatefulSet. Ready when every pod is of the wanted template, and enough of them are
+    ready: all; or one, where the scaler says how many, for then more may always be on their way. What was not
+    yet seen by the workload's own controller does not count (its observedGeneration)."""
     if live is None or wanted is None or live["metadata"].get("deletionTimestamp"):
-        return Verdict(False, "Progressing", "the workload is not there yet")
-    said, want = live.get("status") or {}, int(wanted["spec"]["replicas"])
+        return Verdict(False, "Progressing", NOT_THERE)
+    said, asked = live.get("status") or {}, wanted["spec"].get("replicas")
+    want = int(live["spec"].get("replicas", 1) if asked is None else asked)
+    enough = min(want, 1) if asked is None else want
     is_current = _hash(live) == _hash(wanted) and said.get("observedGeneration", 0) >= live["metadata"].get(
         "generation", 0
     )
@@ -56,8 +60,8 @@ def of_deployment(live: Object | None, wanted: Object | None, pods: Sequence[Obj
         return Verdict(False, "Progressing", "the change is being rolled out")
     if want == total == 0:
         return Verdict(True, "ScaledToZero", "no agents are wanted, and none run")
-    if updated >= want and total == updated and available >= want:
-        return Verdict(True, "Ready", f"{want} of {want} ready")
+    if updated >= enough and total == updated and available >= enough:
+        return Verdict(True, "Ready", f"{min(available, want)} of {want} ready")
     counts = f"{available} of {want} ready, {updated} up to date"
     message = "; ".join(filter(None, (counts, _failure(said), trouble(pods))))
     return Verdict(False, stuck(pods) or ("Stalled" if _is_stalled(said) else "Progressing"), message)

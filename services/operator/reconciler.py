@@ -11,19 +11,26 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+import msgspec
+
 from libs.cluster import Cluster, Object, key_of
 from libs.cluster.kinds import (
     AGENT,
+    AGENT_FLEET,
     CONFIG_MAP,
     CRON_JOB,
+    DEPLOYMENT,
     JOB,
     MCP_SERVER_SET,
     MODEL_POOL,
+    SCALED_OBJECT,
     SECRET,
+    STATEFUL_SET,
     Kind,
     kind_of,
 )
 from libs.errors import InvalidError, NotFoundError
+from libs.resources.fleet import FleetSpec
 from libs.resources.names import agent_names
 
 from .cache import OWNERS, Cache
@@ -31,11 +38,28 @@ from .children import WORKLOADS, Settled, Step, is_going, is_leftover, obstacles
 from .events import Recorder
 from .identity.publication import NAME as TRUST
 from .key import Key
-from .plan import Action, Context, Plan, Problem, Queue, Rendering, conflict, desired, references
+from .plan import (
+    Action,
+    Context,
+    Plan,
+    Problem,
+    Queue,
+    Rendering,
+    Says,
+    Shards,
+    certificate_in,
+    conflict,
+    counted,
+    desired,
+    references,
+    said_by,
+)
+from .plan.reading import read
+from .runs import belongs
 from .status import Observed, events, status
-from .writes import Begin, Note, Writes
+from .writes import KEEPER, Begin, Note, Writes
 
-Queued = Callable[[Key, Queue | None], None]
+Queued = Callable[[Key, Queue | None, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +88,9 @@ class Preview:
 
 
 class Reconciler:
-    """Reads the cache, writes by `begin`, says in `queued` which queue a fleet needs (None: it is gone),
-    and has whom to trust published where there are pods."""
+    """Reads the cache, writes by `begin`, says in `queued` which queue a fleet needs (None: it is gone) and
+    since when there is the fleet, and has whom to trust published where there are pods. `shards` knows how
+    the queue of a fleet, which has this name, is divided."""
 
     def __init__(
         self,
@@ -78,6 +103,7 @@ class Reconciler:
         queued: Queued,
         publish: Callable[[str], Awaitable[None]],
         queue_trouble: Callable[[Key], str] = lambda fleet: "",
+        shards: Callable[[Key, str], Shards | None] = lambda fleet, queue: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._cluster = cluster
@@ -89,47 +115,55 @@ class Reconciler:
         self._queued = queued
         self._publish = publish
         self._queue_trouble = queue_trouble
+        self._shards = shards
         self._now = now
 
     async def reconcile(self, key: Key) -> Pass:
         """One pass. Raises what the cluster raises, except for refusals, which become a condition."""
         thing = self._cache.get(key.kind, key.namespace, key.name)
         if thing is None or is_going(thing):  # owner references do the rest
-            self._queued(key, None)
+            self._queued(key, None, "")
             return Pass(gone=True)
         writes = self._begin()
         try:
-            plan, waits = Plan(), False
+            plan, context, waits = Plan(), Context(self._rendering), False
             if key.kind in OWNERS:
-                plan, waits = await self._bring(thing, key, writes)
+                context = self._context(thing, key)
+                plan, waits = await self._bring(thing, key, context, writes)
                 if not plan.problems:
-                    self._queued(key, plan.queue)
-            await self._report(_undone(thing) if waits else thing, key, plan, writes)
+                    born = thing["metadata"].get("creationTimestamp", "")
+                    self._queued(key, plan.queue, born)
+            await self._report(_undone(thing) if waits else thing, key, plan, context, writes)
         finally:
             for note in writes.notes:
                 self._recorder.record(thing, note.reason, note.action, note.text, note.type)
         return Pass(writes.count, writes.last_at, refused=bool(plan.problems))
 
     def preview(self, thing: Object) -> Preview:
-        """What a pass over this object would do, by what we know; the API server is not asked."""
+        """What a pass over this object would do, by what we know; the API server is not asked. Where there
+        are no workers yet it shows those that there will be once coordination has divided their queue."""
         key = _key(thing)
-        plan = desired(thing, self._context(thing, key))
+        context = self._context(thing, key)
+        plan = desired(thing, context)
+        if plan.waits and plan.queue and context.workers is None:
+            epoch = context.shards.epoch if context.shards else 0
+            plan = desired(thing, replace(context, shards=Shards(plan.queue.shards, epoch + 1)))
         if problems := plan.problems or obstacles(thing, plan, self._cache.get):
             return Preview((), problems)
         return Preview(self._steps(thing, key, plan), ())
 
     # --- Doing ---
 
-    async def _bring(self, thing: Object, key: Key, writes: Writes) -> tuple[Plan, bool]:
+    async def _bring(self, thing: Object, key: Key, context: Context, writes: Writes) -> tuple[Plan, bool]:
         """Applies the plan. The plan with the problems that this met; whether something has to go first."""
-        plan = desired(thing, self._context(thing, key))
+        plan = desired(thing, context)
         if not plan.problems:
             plan = replace(plan, problems=obstacles(thing, plan, self._cache.get))
         if plan.problems:
             return plan, False
+        todo = self._steps(thing, key, plan)
         if self._cache.get(CONFIG_MAP, key.namespace, TRUST) is None:
             await self._publish(key.namespace)
-        todo = self._steps(thing, key, plan)
         blocked = await self._clear(thing, key, todo, writes)
         for step in todo:
             if step.action not in (Action.CREATE, Action.UPDATE):
@@ -166,8 +200,7 @@ class Reconciler:
         """Whether a workload is to be made while a pod of an earlier one may still run."""
         if not any(step.action is Action.CREATE and step.kind in WORKLOADS for step in todo):
             return False
-        pods = self._cache.pods(key_of(thing)[0], agent_names(thing))
-        return any((pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed") for pod in pods)
+        return any(map(_is_alive, self._cache.pods(key_of(thing)[0], agent_names(thing))))
 
     async def _make(self, thing: Object, step: Step, writes: Writes) -> Problem | None:
         there = step.live
@@ -179,7 +212,9 @@ class Reconciler:
         if there is not None and (is_going(there) or is_leftover(there, thing)):
             return None
         try:
-            made = await writes.apply(step.thing)
+            if said_by(step.thing) == Says.SCALER:
+                await self._hand_over(thing, step.thing, there, writes)
+            made = await writes.apply(_unless_changed(step.thing, there))
         except InvalidError as error:
             return Problem("Refused", f"{step.name}: {error}")
         self._settled.learn(step.thing, made)
@@ -187,13 +222,30 @@ class Reconciler:
         writes.notes.append(Note(verb, "Apply", f"{step.name}: {step.reason}"))
         return None
 
+    async def _hand_over(self, thing: Object, wanted: Object, live: Object | None, writes: Writes) -> None:
+        """Before we say no more how many workers there are, somebody else says it: as many as there are. The
+        annotation tells that this was done, and comes with the manifest."""
+        if live is not None and said_by(live) == Says.SCALER:
+            return
+        metadata = {name: wanted["metadata"][name] for name in ("name", "namespace")}
+        if live is None:
+            spec = read(thing)
+            assert isinstance(spec, FleetSpec)
+            live = await writes.apply(counted(wanted, spec.scaling.min_replicas))
+        else:
+            metadata["resourceVersion"] = live["metadata"]["resourceVersion"]
+        metadata["uid"] = live["metadata"]["uid"]
+        replicas = {"replicas": live["spec"].get("replicas", 1)}
+        identity = {"apiVersion": wanted["apiVersion"], "kind": wanted["kind"], "metadata": metadata}
+        await writes.apply({**identity, "spec": replicas}, manager=KEEPER)
+
     async def _look(self, step: Step) -> Object | None:
         try:
             return await self._cluster.get(step.kind, *key_of(step.thing))
         except NotFoundError:
             return None
 
-    async def _report(self, thing: Object, key: Key, plan: Plan, writes: Writes) -> None:
+    async def _report(self, thing: Object, key: Key, plan: Plan, context: Context, writes: Writes) -> None:
         old = thing.get("status") or {}
         new = status(
             thing,
@@ -204,6 +256,7 @@ class Reconciler:
                 self._cache.pods(key.namespace, agent_names(thing)) if key.kind in OWNERS else (),
                 users=len(self._cache.users(key)),
                 queue_trouble=self._queue_trouble(key),
+                shards=context.shards,
             ),
         )
         if new == old:
@@ -247,9 +300,43 @@ class Reconciler:
                 hashes |= self._cache.hashes(kind, key.namespace, name)
             elif (found := self._cache.get(kind, key.namespace, name)) is not None:
                 named[kind][name] = found
-        return Context(
+        context = Context(
             self._rendering, named[MODEL_POOL], named[MCP_SERVER_SET], hashes, self._cache.namesakes(key)
         )
+        if key.kind is not AGENT_FLEET:
+            return context
+        live = (self._cache.get(kind, key.namespace, key.name) for kind in (DEPLOYMENT, STATEFUL_SET))
+        scaled = self._cache.get(SCALED_OBJECT, key.namespace, key.name)
+        return replace(
+            context,
+            scales=bool(self._rendering.scaler_address) and self._cache.scales,
+            workers=next((each for each in live if each is not None and belongs(each, thing)), None),
+            workers_alive=sum(map(_is_alive, self._cache.pods(key.namespace, frozenset({key.name})))),
+            shards=self._shards(key, _queue_of(thing)),
+            scaler_certificate=self._cache.scaler_certificate or certificate_in(scaled),
+        )
+
+
+def _is_alive(pod: Object) -> bool:
+    """Whether it has not ended; one that is being deleted has not."""
+    return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def _queue_of(fleet: Object) -> str:
+    """The name of its queue; "" if its spec makes no sense, which the plan then says."""
+    try:
+        spec = read(fleet)
+    except msgspec.ValidationError:
+        return ""
+    return (spec.work.queue if isinstance(spec, FleetSpec) else "") or key_of(fleet)[1]
+
+
+def _unless_changed(wanted: Object, live: Object | None) -> Object:
+    """What is held is the number that the scaler said last: if that is another by now, this may not be."""
+    if live is None or said_by(wanted) != Says.HELD or said_by(live) == Says.HELD:
+        return wanted
+    revision = live["metadata"]["resourceVersion"]
+    return {**wanted, "metadata": {**wanted["metadata"], "resourceVersion": revision}}
 
 
 def _undone(thing: Object) -> Object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,20 +11,31 @@ from typing import Literal
 import msgspec
 
 from libs.cluster import Object, key_of
-from libs.cluster.kinds import AGENT, AGENT_FLEET, CRON_JOB, DEPLOYMENT, JOB, STATEFUL_SET, Kind
+from libs.cluster.kinds import (
+    AGENT,
+    AGENT_FLEET,
+    CRON_JOB,
+    DEPLOYMENT,
+    JOB,
+    SCALED_OBJECT,
+    STATEFUL_SET,
+    Kind,
+)
 from libs.resources.agent import AgentSpec
 from libs.resources.fleet import FleetSpec
 from libs.resources.status import AgentStatus, Condition, FleetStatus, PoolStatus, Run, Workload
+from libs.resources.status import Shards as Divided
 
-from .plan import Plan, Problem
+from .plan import Plan, Problem, Says, Shards, said_by
 from .plan.owned import AGENT_LABEL, label
 from .plan.reading import coordinator_of, read
-from .readiness import Verdict, ending, of_deployment, of_run, of_schedule
+from .readiness import NOT_THERE, Verdict, ending, of_run, of_schedule, of_workload
 from .runs import belongs, last_run, newly_ended, runs_of
 
+_REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?")  # of a condition
 _WORKLOADS = (DEPLOYMENT, STATEFUL_SET, JOB, CRON_JOB)
 _RUNS_ARE_READY = frozenset({"Succeeded", "Failed", "RunFailed"})
-_ON_THE_WAY = frozenset({"Progressing", "Pending", "Running"})
+_ON_THE_WAY = frozenset({"Progressing", "Pending", "Running", "Resharding", "ShardsUnknown", "NoScaler"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,8 @@ class Observed:
     """How many Agents and AgentFleets name it: for a ModelPool or MCPServerSet."""
     queue_trouble: str = ""
     """Why a fleet cannot use its queue as it says."""
+    shards: Shards | None = None
+    """How a fleet's queue is divided, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +125,7 @@ def _of_agent(thing: Object, spec: AgentSpec | None, observed: Observed) -> Obje
             spec, last, _live(thing, observed, CRON_JOB, name), _wanted(observed, CRON_JOB, name)
         )
     else:
-        ready = _of_deployment(thing, observed, name)
+        ready = _of_workload(thing, observed, DEPLOYMENT, name)
     verdicts = {"Accepted": _accepted(observed.plan.problems), "Ready": ready}
     if spec and spec.mode in ("once", "workflow"):
         verdicts["Complete"] = Verdict(ready.reason == "Succeeded", ready.reason, ready.message)
@@ -127,34 +141,74 @@ def _of_agent(thing: Object, spec: AgentSpec | None, observed: Observed) -> Obje
 
 
 def _of_fleet(thing: Object, spec: FleetSpec | None, observed: Observed) -> Object:
-    name = key_of(thing)[1]
-    workers = _live(thing, observed, DEPLOYMENT, name) or {}
-    counts = workers.get("status") or {}
-    if observed.plan.problems or spec is None:
-        ready = _not_accepted(observed.plan.problems)
+    name, plan = key_of(thing)[1], observed.plan
+    kind = DEPLOYMENT if _live(thing, observed, DEPLOYMENT, name) else STATEFUL_SET
+    counts = (_live(thing, observed, kind, name) or {}).get("status") or {}
+    verdicts = {"Accepted": _accepted(plan.problems)}
+    if plan.problems or spec is None:
+        verdicts["Ready"] = _not_accepted(plan.problems)
     else:
-        ready = _of_deployment(thing, observed, name)
+        ready = _of_workload(thing, observed, kind, name)
+        if plan.waits and ready.message == NOT_THERE:
+            ready = Verdict(False, ready.reason, plan.waits.message)
         if spec.coordinator and ready.is_so:
-            front = _of_deployment(thing, observed, coordinator_of(name))
+            front = _of_workload(thing, observed, DEPLOYMENT, coordinator_of(name))
             if not front.is_so:
                 ready = Verdict(False, "CoordinatorNotReady", f"coordinator: {front.message}")
-    verdicts = {"Accepted": _accepted(observed.plan.problems), "Ready": ready}
+        told = {"Ready": ready, "Scaled": _scaled(thing, spec, observed), "Sharded": _sharded(spec, observed)}
+        verdicts |= {condition: verdict for condition, verdict in told.items() if verdict}
     if observed.queue_trouble:
         verdicts["QueueConfigured"] = Verdict(False, "QueueRefused", observed.queue_trouble)
+    shards = observed.shards
     said = FleetStatus(
         observed_generation=_generation(thing),
         conditions=_conditions(thing, observed, verdicts),
         workloads=_workloads(thing, observed),
         selector=f"{AGENT_LABEL}={name}",
+        shards=Divided(count=shards.count, epoch=shards.epoch) if shards and shards.count else None,
     )
     replicas = {"replicas": counts.get("replicas", 0), "readyReplicas": counts.get("readyReplicas", 0)}
     return {**msgspec.to_builtins(said), **replicas}
 
 
-def _of_deployment(thing: Object, observed: Observed, name: str) -> Verdict:
+def _scaled(thing: Object, spec: FleetSpec, observed: Observed) -> Verdict | None:
+    """Whether the number of workers is as it should be said; None: there are none to speak of."""
+    workers = _wanted(observed, DEPLOYMENT, key_of(thing)[1])
+    if spec.scaling.mode == "shard" or workers is None:
+        return None
+    by, count = said_by(workers), workers["spec"].get("replicas")
+    if by == Says.SCALER:
+        scaled = _live(thing, observed, SCALED_OBJECT, key_of(thing)[1]) or {}
+        said = {each["type"]: each for each in (scaled.get("status") or {}).get("conditions") or ()}
+        ready = said.get("Ready", {})
+        if ready.get("status") == "False":
+            reason, message = str(ready.get("reason", "")), str(ready.get("message", ""))
+            return Verdict(False, reason if _REASON.fullmatch(reason) else "ScaledObjectNotReady", message)
+        bounds = f"{spec.scaling.min_replicas} to {spec.scaling.max_replicas}"
+        return Verdict(True, "ScaledByDemand", f"{bounds} agents, as many as there is work for")
+    if by == Says.HELD:
+        return Verdict(False, "Held", f"nothing scales here any more: of its agents {count} stay")
+    if spec.replicas is not None:
+        return Verdict(True, "FixedByHand", f"spec.replicas says {count}")
+    return Verdict(False, "NoScaler", f"nothing scales here: it works with minReplicas, {count}")
+
+
+def _sharded(spec: FleetSpec, observed: Observed) -> Verdict | None:
+    """Whether the queue is divided as it should be; None: that is no question."""
+    if waits := observed.plan.waits:
+        return Verdict(False, waits.reason, waits.message)
+    shards = observed.shards
+    if spec.scaling.mode != "shard" or shards is None:
+        return None
+    return Verdict(True, "Sharded", f"{shards.count} shard{'s'[: shards.count != 1]}, epoch {shards.epoch}")
+
+
+def _of_workload(thing: Object, observed: Observed, kind: Kind, name: str) -> Verdict:
     pods = [pod for pod in observed.pods if label(pod, AGENT_LABEL) == name]
-    live, wanted = _live(thing, observed, DEPLOYMENT, name), _wanted(observed, DEPLOYMENT, name)
-    return of_deployment(live, wanted, pods)
+    live, wanted = _live(thing, observed, kind, name), _wanted(observed, kind, name)
+    if (kind, name) in observed.plan.keeps:
+        wanted = live
+    return of_workload(live, wanted, pods)
 
 
 def _live(thing: Object, observed: Observed, kind: Kind, name: str) -> Object | None:

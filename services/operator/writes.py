@@ -16,6 +16,8 @@ from .metrics import WRITES
 
 MANAGER = "agentctl-operator"
 """Our field manager."""
+KEEPER = "agentctl-replicas"
+"""The field manager that keeps a number of replicas until the scaler says one: nobody else lets go of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,14 @@ class Writes:
         self.notes: list[Note] = []
         """What people should know of this pass; told when it is over, so as to hold up nothing."""
 
-    async def apply(self, thing: Object, subresource: str = "") -> Object:
+    async def apply(self, thing: Object, subresource: str = "", manager: str = MANAGER) -> Object:
         """Server-side apply. The object after it."""
         key = Key(kind_of(thing["apiVersion"], thing["kind"]), *key_of(thing))
         self._lead()
         made = None
         self._cache.begin(key)
         try:
-            made = await self._cluster.apply(thing, MANAGER, subresource=subresource)
+            made = await self._cluster.apply(thing, manager, subresource=subresource)
         finally:
             self._cache.end(key, made)
         self._wrote(key.kind.name, subresource or "apply")

@@ -156,6 +156,61 @@ BAD: dict[str, tuple[str, str]] = {
         _fleet(f"template: {{{_WORKER}}}, replicas: 0, scaling: {{minReplicas: 1}}"),
         "spec.replicas: Invalid value: has to be between scaling.minReplicas and scaling.maxReplicas",
     ),
+    "unknown mode of scaling": (
+        _fleet(f"template: {{{_WORKER}}}, scaling: {{mode: hash}}"),
+        'spec.scaling.mode: Unsupported value: "hash": supported values: "claim", "shard"',
+    ),
+    **{
+        f"shards with {field}": (
+            _fleet(f"template: {{{_WORKER}}}, scaling: {{mode: shard, {field}: {value}}}"),
+            "spec.scaling: Invalid value: target, targetAge and fallbackReplicas are for mode claim",
+        )
+        for field, value in {"target": 5, "targetAge": "30s", "fallbackReplicas": 2}.items()
+    },
+    "more shards than a queue may have": (
+        _fleet(f"template: {{{_WORKER}}}, scaling: {{mode: shard, maxReplicas: 1025}}"),
+        "spec.scaling.maxReplicas: Invalid value: a queue has at most 1024 shards",
+    ),
+    "no shards": (
+        _fleet(f"template: {{{_WORKER}}}, replicas: 0, scaling: {{mode: shard}}"),
+        "spec.replicas: Invalid value: has to be at least 1: there is no fleet of no shards",
+    ),
+    "fallback above max": (
+        _fleet(f"template: {{{_WORKER}}}, scaling: {{fallbackReplicas: 11}}"),
+        "spec.scaling.fallbackReplicas: Invalid value: has to be between minReplicas and maxReplicas",
+    ),
+    "fallback below min": (
+        _fleet(f"template: {{{_WORKER}}}, scaling: {{minReplicas: 3, fallbackReplicas: 2}}"),
+        "spec.scaling.fallbackReplicas: Invalid value: has to be between minReplicas and maxReplicas",
+    ),
+    "fallback to nobody": (
+        _fleet(f"template: {{{_WORKER}}}, scaling: {{fallbackReplicas: 0}}"),
+        "spec.scaling.fallbackReplicas in body should be greater than or equal to 1",
+    ),
+    "target of nothing": (
+        _fleet(f"template: {{{_WORKER}}}, scaling: {{target: 0}}"),
+        "spec.scaling.target in body should be greater than or equal to 1",
+    ),
+    "target age of nothing": (
+        _fleet(f"template: {{{_WORKER}}}, scaling: {{targetAge: 0s}}"),
+        'spec.scaling.targetAge: Invalid value: "0s": has to be a duration of 1s to 24h',
+    ),
+    "cooldown above an hour": (
+        _fleet(f"template: {{{_WORKER}}}, scaling: {{cooldown: 61m}}"),
+        'spec.scaling.cooldown: Invalid value: "61m": has to be a duration of 0s to 1h',
+    ),
+    "drain above a day": (
+        _fleet(f"template: {{{_WORKER}}}, work: {{drain: 25h}}"),
+        'spec.work.drain: Invalid value: "25h": has to be a duration of 1s to 24h',
+    ),
+    "drain as long as the grace": (
+        _fleet(
+            f"template: {{{_WORKER}, podTemplate: {{spec: {{terminationGracePeriodSeconds: 90}}}}}},"
+            " work: {drain: 1m30s}"
+        ),
+        "spec.template.podTemplate.spec.terminationGracePeriodSeconds: Invalid value:"
+        " has to be more than work.drain",
+    ),
     "a number as a word": (
         _fleet(f"template: {{{_WORKER}}}, work: {{slots: many}}"),
         'spec.work.slots in body must be of type integer: "string"',

@@ -155,6 +155,36 @@ spec:
     replicas: 2
     template: {image: example.com/front-door}
 """,
+    "fleet that its demand scales": """
+apiVersion: agentctl.dev/v1alpha1
+kind: AgentFleet
+metadata: {name: elastic}
+spec:
+  template:
+    instruction: Summarise.
+    model: {pool: stand-in}
+    podTemplate: {metadata: {labels: {team: a}}, spec: {terminationGracePeriodSeconds: 91}}
+  scaling: {maxReplicas: 2000, target: 10, targetAge: 1m30s, cooldown: 0s, fallbackReplicas: 2000}
+  work: {drain: 1m30s}
+""",
+    "fleet of shards": """
+apiVersion: agentctl.dev/v1alpha1
+kind: AgentFleet
+metadata: {name: ledgers}
+spec:
+  template: {instruction: Book it., model: {pool: stand-in}}
+  replicas: 1024
+  scaling: {mode: shard, maxReplicas: 1024}
+  work: {drain: 24h}
+""",
+    "fleet of as many shards as it has at least": """
+apiVersion: agentctl.dev/v1alpha1
+kind: AgentFleet
+metadata: {name: few}
+spec:
+  template: {instruction: Book it., model: {pool: stand-in}}
+  scaling: {mode: shard}
+""",
     "model pool": """
 apiVersion: agentctl.dev/v1alpha1
 kind: ModelPool

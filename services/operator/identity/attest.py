@@ -28,6 +28,7 @@ _CHAINS = {
     ("ReplicaSet", "Deployment"), ("Deployment",), ("StatefulSet",), ("Job",), ("Job", "CronJob"),
 }  # fmt: skip
 _ENDED = ("Succeeded", "Failed")
+_CLOCK_SKEW = timedelta(minutes=1)  # after the end of a pod's grace: TokenReview has the same
 _RECORDING = timedelta(minutes=2)  # from a workload's making to its record in a status, at the most
 _GROUP = "identity.agentctl.dev"
 _REQUEST = "request"
@@ -68,7 +69,7 @@ class Rules:
             "coordination": frozenset({"coordination"}),
             "provider": frozenset({"provider"}),
             "scaler": frozenset({"scaler"}),
-            "plane": frozenset({"admission", "apiserver", "coordination", "plane", "provider"}),
+            "plane": frozenset({"admission", "apiserver", "coordination", "plane", "provider", "scaler"}),
         }
     )
 
@@ -129,8 +130,8 @@ def agent(bearer: Bearer, lineage: Lineage, rules: Rules, now: datetime) -> Gran
     account = _account_in(pod["spec"])
     if (bearer.pod, bearer.pod_uid) != (name, uid) or bearer.service_account != (namespace, account):
         raise UnattestedError("the pod is not the one that the token is bound to")
-    if pod["metadata"].get("deletionTimestamp") or pod.get("status", {}).get("phase") in _ENDED:
-        raise UnattestedError("the pod has ended, or is about to")
+    if pod.get("status", {}).get("phase") in _ENDED or _is_overdue(pod, now):
+        raise UnattestedError("the pod has ended, or has had its time to end")
     *between, declarer = lineage.owners or [{}]
     if tuple(each.get("kind") for each in between) not in _CHAINS:
         raise UnattestedError("the pod's owners are not those of an agent's pod")
@@ -197,6 +198,12 @@ def _key(thing: Object) -> tuple[str, str, str]:
 
 def _account_in(spec: Object) -> str:
     return spec.get("serviceAccountName") or "default"
+
+
+def _is_overdue(pod: Object, now: datetime) -> bool:
+    """Whether its grace is over. One that drains stays who it is until then."""
+    deadline = pod["metadata"].get("deletionTimestamp")
+    return bool(deadline) and now > datetime.fromisoformat(deadline) + _CLOCK_SKEW
 
 
 def _made_at(thing: Object) -> datetime:

@@ -21,6 +21,7 @@ _MOST_TOKENS = 64
 """Live ones of one account, or of one pod, with a key."""
 _HOUR = 3600.0
 _LONGEST_SECONDS = 24 * _HOUR
+_LONGEST_OF_POD_SECONDS = 48 * _HOUR  # see `plan.pod`
 _SKEW_SECONDS = 60.0
 _POD_HOURS = 4  # some renewals of an agent's certificate
 
@@ -51,8 +52,10 @@ class Bindings:
         another key's, or lives too long to be kept in mind; ExhaustedError if its account, or its pod, has
         too many live tokens with a key."""
         now = self._clock()
-        if bearer.expires_at > now + _LONGEST_SECONDS + _SKEW_SECONDS:
-            raise DeniedError("the token lives longer than a day; ask for one that does not")
+        longest = _LONGEST_OF_POD_SECONDS if bearer.pod_uid else _LONGEST_SECONDS
+        if bearer.expires_at > now + longest + _SKEW_SECONDS:
+            hours = round(longest / _HOUR)
+            raise DeniedError(f"the token lives longer than {hours} h; ask for one that does not")
         owner = bearer.pod_uid or bearer.username
         prefix = f"t.{_digest(owner)[:16]}."
         name = prefix + _digest(bearer.token_id or token)

@@ -23,6 +23,7 @@ from libs.rpc.boundary import Limits
 from .attest import LIFETIME, Rules
 from .bindings import Bindings
 from .denials import Denials
+from .keda import ScalerClient
 from .publication import Publication
 from .rates import Rate, Rates
 from .server import IdentityServer
@@ -42,6 +43,8 @@ class Charter:
     tls_dir: Path
     """Where the operator's own certificate goes."""
     rules: Rules = field(default_factory=Rules)
+    keda_namespace: str = ""
+    """Where KEDA finds its certificate for the scaler; empty: nowhere."""
     terms: pki.Terms = field(default_factory=pki.Terms)
     everybody: Rate = field(default=Rate(100, 400))
     peer: Rate = field(default=Rate(20, 100))
@@ -62,6 +65,8 @@ class Office:
         self.vault = Vault(cluster, system, charter.domain, clock, charter.terms)
         self.denials = Denials(cluster, system, charter.domain, clock)
         self._publication = Publication(cluster, system)
+        keda = charter.keda_namespace
+        self._scaler_client = ScalerClient(cluster, keda, clock) if keda else None
         self._server = IdentityServer(
             cluster,
             self.vault,
@@ -111,6 +116,8 @@ class Office:
         """One round of `lead`."""
         await self.vault.keep()
         await self._publication.keep(self.vault.authority.bundle, self.denials)
+        if self._scaler_client:
+            await self._scaler_client.keep(self.vault.authority)
 
     def _certify(self) -> None:
         """Our own certificate and whom we trust, written if they are not as they should be."""

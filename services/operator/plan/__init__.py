@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from libs.cluster import Object
@@ -12,14 +14,16 @@ from libs.resources.agent import AgentSpec
 
 from . import agent, fleet
 from .change import Action, Change, change, conflict
-from .context import Context, Plan, Problem, Queue, Reference, Rendering
+from .context import Context, Plan, Problem, Queue, Reference, Rendering, Shards
 from .duration import DurationError
 from .problems import problems
 from .reading import contents, read, references
+from .scaling import REPLICAS, Says, certificate_in, counted, said_by
 
 __all__ = [
-    "Action", "Change", "Context", "Plan", "Problem", "Queue", "Reference", "Rendering",
-    "change", "conflict", "contents", "desired", "references",
+    "REPLICAS", "Action", "Change", "Context", "Plan", "Problem", "Queue", "Reference", "Rendering", "Says",
+    "Shards", "certificate_in", "change", "conflict", "contents", "counted", "desired", "references",
+    "said_by",
 ]  # fmt: skip
 
 
@@ -37,7 +41,6 @@ def desired(thing: Object, context: Context) -> Plan:
     try:
         if isinstance(spec, AgentSpec):
             return Plan(tuple(agent.objects(thing, spec, context)), references=named)
-        workloads = tuple(fleet.objects(thing, spec, context))
+        return replace(fleet.planned(thing, spec, context), references=named)
     except DurationError as error:
         return Plan(problems=(Problem("RenderFailed", f"spec: {error}"),), references=named)
-    return Plan(workloads, references=named, queue=fleet.queue(thing, spec))

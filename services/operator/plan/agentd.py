@@ -17,7 +17,7 @@ from . import environment
 from .context import Context
 from .duration import shown
 from .environment import RUN, TMP, WORKFLOW, WORKFLOW_FILE, Part, listed, literal
-from .template import CONTAINER, VOLUME_PREFIX
+from .template import CONTAINER, DRAIN, VOLUME_PREFIX
 
 BRIDGE = "bridge"
 """The container's name."""
@@ -26,7 +26,6 @@ FOLDER = f"{RUN}/bridge"
 """tls.crt and tls.key of the agent's listener, and ca.crt, which says who may call it."""
 
 _LISTENER, _FORWARDED, _METRICS = 8443, 7431, 9091
-_DRAIN = "25s"
 _SCRATCH = f"{VOLUME_PREFIX}scratch"
 _REQUESTS = {"cpu": "50m", "memory": "96Mi"}
 _FIELDS = {
@@ -38,9 +37,9 @@ _FIELDS = {
 }
 
 
-def beside(pod: Object, part: Part, context: Context, queue: str) -> Object:
+def beside(pod: Object, part: Part, context: Context, queue: str, drain: str) -> Object:
     """The pod, whose one container is a bridge, with the agent beside it. The bridge begins first and ends
-    last, and keeps no pod alive: a native sidecar. `queue`: what a fleet's worker claims from, or ""."""
+    last, and keeps no pod alive: a native sidecar. `queue` and `drain`: of a fleet's worker, or ""."""
     spec = pod["spec"]
     (container,) = spec["containers"]
     alive = dict(container["livenessProbe"]["httpGet"])
@@ -58,7 +57,7 @@ def beside(pod: Object, part: Part, context: Context, queue: str) -> Object:
     agent = {
         "name": CONTAINER,
         "image": part.image,
-        "args": _arguments(part, context, queue),
+        "args": _arguments(part, context, queue, drain),
         "env": _variables(part, context),
         "securityContext": copy.deepcopy(container["securityContext"]),
         "volumeMounts": [
@@ -92,7 +91,7 @@ def _variables(part: Part, context: Context) -> list[Object]:
     ]
 
 
-def _arguments(part: Part, context: Context, queue: str) -> list[str]:
+def _arguments(part: Part, context: Context, queue: str, drain: str) -> list[str]:
     at = context.settings.loopback
     words = [*_mode(part, queue), "--instruction", literal(part.instruction)]
     for server in environment.servers_of(part, context):
@@ -106,7 +105,7 @@ def _arguments(part: Part, context: Context, queue: str) -> list[str]:
         *("--serve-cert", f"{FOLDER}/tls.crt"),
         *("--serve-key", f"{FOLDER}/tls.key"),
         *("--serve-client-ca", f"{FOLDER}/ca.crt"),
-        *("--drain-timeout", _DRAIN),
+        *("--drain-timeout", shown(drain or DRAIN)),
     ]
 
 

@@ -56,11 +56,13 @@ class Context:
     scales: bool = False
     """Whether something acts on ScaledObjects here: KEDA, or the local home."""
     workers: Object | None = None
-    """The live Deployment of a fleet's workers, if it is this fleet's."""
+    """The live Deployment or StatefulSet of a fleet's workers, if it is this fleet's."""
     workers_alive: int = 0
     """A fleet's worker pods that have not ended; those that are stopping count."""
     shards: Shards | None = None
     """Of a fleet's queue. None: not known (yet)."""
+    scaler_certificate: str = ""
+    """A digest of the certificate with which KEDA calls the scaler. Empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)

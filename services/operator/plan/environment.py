@@ -13,7 +13,7 @@ from libs.resources.agent import AgentSpec, Limits, ModelRef
 from libs.resources.fleet import FleetSpec, WorkerTemplate
 from libs.resources.pool import PoolSpec, Server, ServerSetSpec
 
-from .context import Context
+from .context import Context, Shards
 from .duration import shown
 
 RUN = "/run/agentctl"
@@ -37,6 +37,7 @@ _FIELDS = {
 
 
 _RUN_ID = "metadata.labels['batch.kubernetes.io/controller-uid']"
+_SHARD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 
 
 def listed(values: Mapping[str, str]) -> list[Object]:
@@ -102,10 +103,21 @@ def ends(spec: AgentSpec) -> bool:
     return mode_of(spec) in ("once", "workflow")
 
 
-def of_worker(spec: FleetSpec, queue: str) -> list[Object]:
-    """What a fleet's worker is told about its work."""
+def of_worker(spec: FleetSpec, queue: str, shards: Shards | None) -> list[Object]:
+    """What a fleet's worker is told about its work; `shards` is for those of mode shard."""
     work = spec.work
-    return listed({"AGENT_QUEUE": queue, "AGENT_SLOTS": str(work.slots), "AGENT_LEASE": shown(work.lease)})
+    told = listed(
+        {
+            "AGENT_QUEUE": queue,
+            "AGENT_SLOTS": str(work.slots),
+            "AGENT_LEASE": shown(work.lease),
+            "AGENT_DRAIN_TIMEOUT": shown(work.drain or ""),
+        }
+    )
+    if spec.scaling.mode == "claim" or shards is None:
+        return told
+    division = {"AGENT_SHARD_COUNT": str(shards.count), "AGENT_SHARD_EPOCH": str(shards.epoch)}
+    return told + fields({"AGENT_SHARD_INDEX": _SHARD_INDEX}) + listed(division)
 
 
 def of_coordinator(queue: str) -> list[Object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from libs.cluster import Object, key_of
@@ -46,8 +47,12 @@ def label(thing: Object, name: str) -> str:
     return text if isinstance(text, str) else ""
 
 
-def owned(thing: Object, agent: str, kind: Kind, name: str, body: Object) -> Object:
-    """An object of the plan. Its controller is `thing`: it goes when that goes."""
+def owned(
+    thing: Object, agent: str, kind: Kind, name: str, body: Object, notes: Mapping[str, str] | None = None
+) -> Object:
+    """An object of the plan. Its controller is `thing`: it goes when that goes. `notes` are annotations; they
+    are part of what it is made from."""
+    made_from = {**body, "notes": dict(notes)} if notes else body
     return {
         "apiVersion": kind.api_version,
         "kind": kind.name,
@@ -55,7 +60,7 @@ def owned(thing: Object, agent: str, kind: Kind, name: str, body: Object) -> Obj
             "name": name,
             "namespace": key_of(thing)[0],
             "labels": labels(thing, agent),
-            "annotations": {TEMPLATE_HASH: digest(body)},
+            "annotations": {TEMPLATE_HASH: digest(made_from), **(notes or {})},
             "ownerReferences": [
                 {
                     "apiVersion": thing["apiVersion"],

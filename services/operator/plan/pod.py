@@ -9,11 +9,13 @@ from libs.resources.pod import PodTemplate
 
 from . import agentd, environment, template
 from .context import Context
+from .duration import seconds
 from .environment import GRPC_PORT, METRICS_PORT, TLS, TMP, TOKEN, TRUST, Part
 from .owned import CONTENT_HASH, digest
 
 AUDIENCE = "agentctl-identity"
 _USER = 65532
+_HOUR, _DAY = 3600, 86400
 
 
 def pod_template(
@@ -23,12 +25,13 @@ def pod_template(
     context: Context,
     mounted: Mapping[str, Object] | None = None,
     queue: str = "",
+    drain: str = "",
 ) -> Object:
     """The pod template for `part`, told `told` besides what every agent is told. `mounted`: folder → volume
-    source, read-only; `queue`: what it claims from. Meets the restricted pod security standard; its one
-    credential is its token."""
+    source, read-only; `queue`: what it claims from; `drain`: how long it may go on when it has to end. Meets
+    the restricted pod security standard; its one credential is its token."""
     volumes: dict[str, Object] = {
-        TOKEN: _token(),
+        TOKEN: _token(seconds(drain or template.DRAIN)),
         TRUST: {"configMap": {"name": "agentctl-trust"}},
         **(mounted or {}),
     }
@@ -70,8 +73,8 @@ def pod_template(
         },
     }
     if part.contract == "agentd-1":
-        pod = agentd.beside(pod, part, context, queue)
-    return template.merge(pod, part.pod_template or PodTemplate())
+        pod = agentd.beside(pod, part, context, queue, drain)
+    return template.merge(pod, part.pod_template or PodTemplate(), drain)
 
 
 def rolling(pod: Object, hashes: Mapping[str, str]) -> Object:
@@ -98,8 +101,11 @@ def _port(name: str, port: int) -> Object:
     return {"name": name, "containerPort": port, "protocol": "TCP"}
 
 
-def _token() -> Object:
-    token = {"audience": AUDIENCE, "expirationSeconds": 3600, "path": "token"}
+def _token(drain: int) -> Object:
+    """One that is good for `drain` seconds (24 h at the most) whenever the pod has to end: kubelets renew it
+    at 80 % of its life and each day, but no more once the pod is to end."""
+    lifetime = max(_HOUR, min(5 * drain, drain + _DAY))
+    token = {"audience": AUDIENCE, "expirationSeconds": lifetime, "path": "token"}
     return {"projected": {"sources": [{"serviceAccountToken": token}]}}
 
 

@@ -9,7 +9,13 @@ import msgspec
 from libs.cluster import Object, key_of
 from libs.resources.agent import AgentSpec
 from libs.resources.fleet import FleetSpec
-from libs.resources.names import LONGEST_CRON_JOB, LONGEST_LABEL, agent_names
+from libs.resources.names import (
+    LONGEST_CRON_JOB,
+    LONGEST_LABEL,
+    LONGEST_SCALED_OBJECT,
+    LONGEST_STATEFUL_SET,
+    agent_names,
+)
 from libs.resources.pool import PoolSpec, ServerSetSpec
 
 from .context import Context, Problem
@@ -24,6 +30,8 @@ def problems(thing: Object, spec: AgentSpec | FleetSpec, context: Context) -> tu
     found = [*_place(thing, context), *_name(thing, spec)]
     if isinstance(spec, AgentSpec):
         found += [*_mode(spec), *_workflow(spec, context)]
+    else:
+        found += _shards(spec, context)
     for at, part in parts(spec).items():
         found += [*_image(at, part, context), *_model(at, part, context), *_servers(at, part, context)]
     return tuple(dict.fromkeys(found))
@@ -53,14 +61,30 @@ def _age(thing: Object) -> tuple[str, str]:
 
 
 def _name(thing: Object, spec: AgentSpec | FleetSpec) -> Iterator[Problem]:
-    scheduled = isinstance(spec, AgentSpec) and spec.mode == "schedule"
-    longest = LONGEST_CRON_JOB if scheduled else LONGEST_LABEL
+    own = key_of(thing)[1]
     for name in sorted(agent_names(thing)):
+        longest = _longest(spec) if name == own else LONGEST_LABEL
         if len(name) > longest:
             yield Problem(
                 "RenderFailed",
                 f"the name {name} has {len(name)} characters, {longest} are possible; shorten it",
             )
+
+
+def _longest(spec: AgentSpec | FleetSpec) -> int:
+    """Of its own name."""
+    if isinstance(spec, AgentSpec):
+        return LONGEST_CRON_JOB if spec.mode == "schedule" else LONGEST_LABEL
+    return LONGEST_STATEFUL_SET if spec.scaling.mode == "shard" else LONGEST_SCALED_OBJECT
+
+
+def _shards(spec: FleetSpec, context: Context) -> Iterator[Problem]:
+    if spec.scaling.mode == "shard" and not context.settings.coordination_address:
+        yield Problem(
+            "RenderFailed",
+            "spec.scaling.mode: coordination gives out the shards, and the operator has no"
+            " AGENTCTL_COORDINATION_ADDRESS; set it, or use mode claim",
+        )
 
 
 def _mode(spec: AgentSpec) -> Iterator[Problem]:

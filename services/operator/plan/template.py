@@ -10,21 +10,25 @@ import msgspec
 from libs.cluster import Object
 from libs.resources.pod import AgentContainer, PodTemplate
 
+from .duration import seconds
 from .owned import RESERVED
 
 CONTAINER = "agent"
 VOLUME_PREFIX = "agentctl-"
 """Names of our volumes begin so."""
 
-GRACE_SECONDS = 35
-"""Unless they say otherwise: the agent drains for 25."""
+DRAIN = "25s"
+"""How long an agent drains, unless the fleet says otherwise."""
+_AFTER_DRAIN_SECONDS = 10
+"""To hand back what is left, and to end."""
 
 _THEIRS = ("command", "envFrom", "imagePullPolicy")
 _REQUESTS = {"cpu": "100m", "memory": "128Mi"}
 
 
-def merge(pod: Object, template: PodTemplate) -> Object:
-    """The pod template with what people said. What we said stays: by name for env, by path for mounts."""
+def merge(pod: Object, template: PodTemplate, drain: str = "") -> Object:
+    """The pod template with what people said. What we said stays: by name for env, by path for mounts.
+    Without a grace of theirs there is time for `drain`."""
     said = msgspec.to_builtins(template.spec)
     theirs = msgspec.to_builtins(_container(template))
     return {
@@ -33,7 +37,7 @@ def merge(pod: Object, template: PodTemplate) -> Object:
             "annotations": _free(template.metadata.annotations) | pod["metadata"].get("annotations", {}),
         },
         "spec": {
-            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "terminationGracePeriodSeconds": seconds(drain or DRAIN) + _AFTER_DRAIN_SECONDS,
             **said,
             **pod["spec"],
             "containers": [_merged(pod["spec"]["containers"][0], theirs)],

@@ -11,14 +11,20 @@ import yaml
 
 from libs.cluster import Object
 from libs.cluster.kinds import AGENT, AGENT_FLEET, CONFIG_MAP, MCP_SERVER_SET, MODEL_POOL, SECRET, Kind
-from services.operator.plan import Context, Plan, Rendering, contents, desired
+from services.operator.plan import Context, Plan, Rendering, Shards, contents, desired
 
 GOLDEN = Path(__file__).parent / "golden"
 SETTINGS = Rendering(
     agent_image="agentctl:1.0",
     coordination_address="coordination.agentctl-system:7410",
     identity_address="operator.agentctl-system:7412",
+    scaler_address="scaler.agentctl-system.svc:7417",
 )
+_AROUND: dict[str, dict[str, Any]] = {
+    "fleet-scaled": {"scales": True},
+    "fleet-shards": {"shards": Shards(3, 7)},
+}
+"""What there is besides, in golden cases where it matters."""
 
 
 def thing(kind: Kind, name: str, **rest: Any) -> Object:
@@ -54,8 +60,8 @@ def config(name: str, **data: str) -> Object:
     return thing(CONFIG_MAP, name, data=data)
 
 
-def context(others: Iterable[Object] = (), namesakes: Iterable[Object] = ()) -> Context:
-    """As the reconciler makes it, when these are there."""
+def context(others: Iterable[Object] = (), namesakes: Iterable[Object] = (), **more: Any) -> Context:
+    """As the reconciler makes it, when these are there, and `more` of a Context."""
     others = list(others)
 
     def of(kind: Kind) -> dict[str, Object]:
@@ -71,13 +77,14 @@ def context(others: Iterable[Object] = (), namesakes: Iterable[Object] = ()) -> 
         server_sets=of(MCP_SERVER_SET),
         hashes=hashes,
         namesakes=list(namesakes),
+        **more,
     )
 
 
-def plan_of(what: Object, *others: Object) -> Plan:
-    """Its plan; what it is given stays as it was."""
+def plan_of(what: Object, *others: Object, **more: Any) -> Plan:
+    """Its plan; what it is given stays as it was. `more`: of the Context."""
     before = copy.deepcopy((what, others))
-    plan = desired(what, context(others))
+    plan = desired(what, context(others, **more))
     assert (what, others) == before
     return plan
 
@@ -93,6 +100,38 @@ def case(name: str) -> tuple[Object, list[Object]]:
     """The object of a golden case, and what else is there."""
     first, *others = yaml.safe_load_all((GOLDEN / f"{name}.yaml").read_text())
     return first, others
+
+
+def plan_of_case(name: str) -> Plan:
+    """The plan of a golden case."""
+    first, others = case(name)
+    return plan_of(first, *others, **_AROUND.get(name, {}))
+
+
+def one_of(plan: Plan, kind: Kind, name: str = "") -> Object:
+    """The one object of this kind in the plan, or the one of this name."""
+    (found,) = [
+        each for each in plan.objects if each["kind"] == kind.name and name in ("", each["metadata"]["name"])
+    ]
+    return found
+
+
+def workload_of(plan: Plan) -> Object:
+    """The one object of the plan that runs pods."""
+    (found,) = [each for each in plan.objects if pod_of(each)]
+    return found
+
+
+def lived(manifest: Object, **more: Any) -> Object:
+    """As an API server keeps it: with defaults, and without what is empty."""
+    live = copy.deepcopy(manifest)
+    live["metadata"] |= {"uid": "u", "resourceVersion": "7", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    if template := pod_of(live):
+        template["spec"] |= {"dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler"}
+        template["spec"]["containers"][0]["terminationMessagePolicy"] = "File"
+        if not template["metadata"]["annotations"]:
+            del template["metadata"]["annotations"]
+    return live | more
 
 
 def pod_of(manifest: Object) -> Object:

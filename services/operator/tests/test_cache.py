@@ -10,7 +10,17 @@ import anyio
 import pytest
 
 from libs.cluster import Listing, Object, controller_of
-from libs.cluster.kinds import AGENT, AGENT_FLEET, CONFIG_MAP, DEPLOYMENT, MODEL_POOL, POD, SECRET, Kind
+from libs.cluster.kinds import (
+    AGENT,
+    AGENT_FLEET,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    MODEL_POOL,
+    POD,
+    SCALED_OBJECT,
+    SECRET,
+    Kind,
+)
 from services.operator.cache import Cache
 from services.operator.key import Key
 
@@ -121,6 +131,35 @@ async def test_what_is_heard_while_we_write_waits_for_the_answer(local: World):
         assert key not in woken
         cache.end(key, made)
         assert key in woken
+
+
+async def test_what_keda_says_every_half_minute_wakes_nobody(local: World):
+    fleet = await local.apply(local.fleet("f"))
+    uid = fleet["metadata"]["uid"]
+    named = {"apiVersion": fleet["apiVersion"], "kind": fleet["kind"], "name": "f"}
+    scaled = local.thing(SCALED_OBJECT, "f", {"scaleTargetRef": {"name": "f"}})
+    scaled["metadata"] |= {
+        "labels": {"app.kubernetes.io/managed-by": "agentctl"},
+        "ownerReferences": [{**named, "uid": uid, "controller": True}],
+    }
+    scaled = await local.cluster.create(scaled)
+    key, mark = Key(AGENT_FLEET, "demo", "f"), Key(AGENT, "demo", "x")
+    async with following(local) as (cache, woken):
+        assert cache.children(key) == [cache.get(SCALED_OBJECT, "demo", "f")]
+        woken.clear()
+        await local.report(scaled, {"lastActiveTime": "2026-01-01T00:00:00Z"})
+        await local.apply(local.agent("x"))
+        await local.until(lambda: mark in woken)
+        revision = scaled["metadata"]["resourceVersion"]
+
+        def heard() -> bool:
+            there = cache.get(SCALED_OBJECT, "demo", "f")
+            return there is not None and there["metadata"]["resourceVersion"] != revision
+
+        await local.until(heard)
+        assert key not in woken
+        await local.report(scaled, {"conditions": [{"type": "Ready", "status": "False"}]})
+        await local.until(lambda: key in woken)
 
 
 IDLE = {"name": "agent", "image": "registry.test/x"}

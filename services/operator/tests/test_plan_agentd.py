@@ -15,7 +15,7 @@ from services.operator.plan import desired
 from services.operator.plan.environment import literal
 from services.operator.plan.template import CONTAINER
 
-from .manifests import SETTINGS, agent, context, fleet, plan_of, pod_of, pool, servers
+from .manifests import SETTINGS, agent, context, fleet, plan_of, pod_of, pool, servers, workload_of
 
 PART: dict[str, Any] = {
     "image": "example.com/agentd:1.4.0",
@@ -52,7 +52,7 @@ def pods() -> dict[str, Any]:
     more: dict[str, Any] = {"mcpServers": ["web"], "podTemplate": THEIRS}
     made = {mode: agent(mode=mode, **PART, **block, **more) for mode, block in MODES.items()}
     made["worker"] = fleet(template=PART | more)
-    return {name: pod_of(plan_of(each, *others).objects[-1])["spec"] for name, each in made.items()}
+    return {name: pod_of(workload_of(plan_of(each, *others)))["spec"] for name, each in made.items()}
 
 
 def env_of(container: Any) -> dict[str, Any]:

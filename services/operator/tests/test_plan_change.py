@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 
 from libs.cluster.kinds import DEPLOYMENT
 from services.operator.plan import Action, Context, change, conflict, desired
 
-from .manifests import SETTINGS, agent, case, cases, config, fleet, plan_of, pod_of, pool, thing
+from .manifests import (
+    SETTINGS,
+    agent,
+    case,
+    cases,
+    config,
+    fleet,
+    lived,
+    plan_of,
+    plan_of_case,
+    pod_of,
+    pool,
+    thing,
+    workload_of,
+)  # fmt: skip
 
 NEW_IMAGE = Context(type(SETTINGS)("agentctl:2.0", "c:1", "i:1"))
 
 
 def workload(what, *others):
-    return plan_of(what, *others).objects[-1]
-
-
-def lived(manifest, **more):
-    """As an API server keeps it: with defaults, and without what is empty."""
-    live = copy.deepcopy(manifest)
-    live["metadata"] |= {"uid": "u", "resourceVersion": "7", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    if template := pod_of(live):
-        template["spec"] |= {"dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler"}
-        template["spec"]["containers"][0]["terminationMessagePolicy"] = "File"
-        if not template["metadata"]["annotations"]:
-            del template["metadata"]["annotations"]
-    return live | more
+    return workload_of(plan_of(what, *others))
 
 
 def ended(manifest, how="Complete"):
@@ -36,8 +36,8 @@ def ended(manifest, how="Complete"):
 
 @pytest.mark.parametrize("name", cases())
 def test_what_is_there_as_it_should_be_is_left_alone(name):
-    first, others = case(name)
-    for manifest in plan_of(first, *others).objects:
+    first, _ = case(name)
+    for manifest in plan_of_case(name).objects:
         assert change(first, manifest, lived(manifest)).action is Action.NONE
         assert change(first, manifest, None).action is Action.CREATE
 

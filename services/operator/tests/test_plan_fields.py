@@ -11,15 +11,18 @@ import pytest
 from libs.resources.agent import AgentSpec
 from libs.resources.fleet import FleetSpec
 from libs.resources.pool import PoolSpec, ServerSetSpec
-from services.operator.plan import Plan
+from services.operator.plan import Plan, Shards
 from services.operator.plan.owned import SPEC_HASH
 
-from .manifests import agent, case, cases, config, fleet, plan_of, pool, servers
+from .manifests import agent, case, cases, config, fleet, plan_of, pod_of, pool, servers, workload_of
 
 ALL = {"Agent": AgentSpec, "AgentFleet": FleetSpec, "ModelPool": PoolSpec, "MCPServerSet": ServerSetSpec}
 TEMPLATE = case("pod-template")[0]["spec"]["podTemplate"]
 OTHER = {"mode": "reactive", "imagePullPolicy": "Never", "contract": "agentctl"}
-LENGTHS = {"interval", "deadline", "startingDeadline", "keepFor", "lease"}
+MODES = {"claim": "shard", "shard": "claim"}
+LENGTHS = {
+    "interval", "deadline", "startingDeadline", "keepFor", "lease", "targetAge", "cooldown", "drain",
+}  # fmt: skip
 NAMES_OF_OTHERS = {"pool", "id", "mcpServers", "name", "key", "configMapKeyRef"}
 """Changed at random they name what is not there: the plan is then a problem, and so it should be."""
 
@@ -36,12 +39,14 @@ def everything() -> list[list[Any]]:
         "limits": {"maxTokens": 1, "maxSteps": 1, "maxDepth": 1, "deadline": "1m"},
         "podTemplate": TEMPLATE,
     }
+    scaling = {"mode": "claim", "target": 3, "targetAge": "1m", "cooldown": "1m", "fallbackReplicas": 2}
     return [
         *worlds,
         [agent(mode="workflow", workflow=flow), config("flows", sum="x", other="y")],
         [fleet(template=part, coordinator={"template": part}), pool(), servers("web", "search")],
         [fleet(replicas=20, scaling={"minReplicas": 1, "maxReplicas": 10})],
         [fleet(scaling={"minReplicas": 2})],
+        [fleet(scaling=scaling, work={"drain": "1m"})],
     ]
 
 
@@ -74,6 +79,8 @@ def _plain(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 def otherwise(field: str, value: Any) -> Any:
     """Another value that the field may have; None: it is left out."""
+    if isinstance(value, str) and value in MODES:
+        return MODES[value]
     if field in OTHER and value != OTHER[field]:
         return OTHER[field]
     if field in LENGTHS:
@@ -127,7 +134,8 @@ VARIANTS = variants()
 def test_a_field_acts(kind, path):
     tried = [(before, after) for of, where, before, after in VARIANTS if (of, where) == (kind, path)]
     assert tried, "no object of this test sets it"
-    assert any(_acts(path[-1], plan_of(*before), plan_of(*after)) for before, after in tried)
+    here: dict[str, Any] = {"scales": True, "shards": Shards(0, 0)}
+    assert any(_acts(path[-1], plan_of(*before, **here), plan_of(*after, **here)) for before, after in tried)
 
 
 def _acts(field: str, before: Plan, after: Plan) -> bool:
@@ -149,6 +157,6 @@ def _effects(field: str, plan: Plan) -> Any:
 def test_an_agent_with_tools_and_no_model_believes_its_tool_servers() -> None:
     flow = {"inline": "steps: []"}
     deployed = plan_of(agent(mode="workflow", workflow=flow, mcpServers=["web"]), servers("web", "web"))
-    (container,) = deployed.objects[-1]["spec"]["template"]["spec"]["containers"]
+    (container,) = pod_of(workload_of(deployed))["spec"]["containers"]
     told = {each["name"]: each.get("value") for each in container["env"]}
     assert told["AGENT_MODEL_CA_FILE"] == "/run/agentctl/trust/ca.crt"

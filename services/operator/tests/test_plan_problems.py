@@ -51,6 +51,13 @@ FLOW = {"configMapKeyRef": {"name": "flows", "key": "sum"}}
             "RenderFailed",
             [f"{'f' * 52}-coordinator has 64 characters"],
         ),
+        (fleet("f" * 55), [], "RenderFailed", ["55 characters, 54 are possible"]),
+        (
+            fleet("f" * 53, scaling={"mode": "shard"}),
+            [],
+            "RenderFailed",
+            ["53 characters, 52 are possible"],
+        ),
         (
             fleet(template={"instruction": "i", "model": MODEL, "contract": "agentd-1"}),
             [pool()],
@@ -104,6 +111,13 @@ def test_without_any_image_there_is_a_problem():
     foreign = replace(context([pool()]), settings=imageless.settings)
     problem = desired(agent(contract="agentd-1", model=MODEL), foreign).problems[0]
     assert (problem.reason, "OPERATOR_AGENT_IMAGE" in problem.message) == ("RenderFailed", True)
+
+
+def test_without_coordination_there_are_no_shards():
+    alone = replace(context(), settings=replace(SETTINGS, coordination_address=""))
+    (problem,) = desired(fleet(scaling={"mode": "shard"}), alone).problems
+    assert "AGENTCTL_COORDINATION_ADDRESS" in problem.message
+    assert desired(fleet(), alone).problems == ()
 
 
 def test_of_two_with_one_name_the_older_keeps_it():

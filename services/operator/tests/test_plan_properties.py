@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from services.operator.plan.owned import TEMPLATE_HASH
 
-from .manifests import agent, case, cases, fleet, plan_of, pod_of
+from .manifests import agent, case, cases, fleet, plan_of, pod_of, workload_of
 
-_BARE = pod_of(plan_of(fleet(template={"image": "x", "instruction": "i"})).objects[0])
+_BARE = pod_of(workload_of(plan_of(fleet(template={"image": "x", "instruction": "i"}))))
 _CONTAINER = _BARE["spec"]["containers"][0]
 _OURS = {
     "env": sorted(each["name"] for each in _CONTAINER["env"]),
@@ -69,7 +69,7 @@ _TEMPLATES = st.fixed_dictionaries(
 
 def _render(template):
     part = {"image": "x", "instruction": "i", "podTemplate": template}
-    return pod_of(plan_of(fleet(template=part)).objects[0])
+    return pod_of(workload_of(plan_of(fleet(template=part))))
 
 
 def _by(key, things):

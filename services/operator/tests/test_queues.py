@@ -13,40 +13,13 @@ from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import coordination_service_pb2_grpc as pb_grpc
 from agentctl.coordination.v1 import work_pb2
 from libs.cluster.kinds import AGENT, AGENT_FLEET, CONFIG_MAP, CRON_JOB, DEPLOYMENT, POD
-from libs.errors import ExhaustedError, InvalidError, UnavailableError
 from libs.testing.mesh import Mesh
 from services.operator.key import Key
-from services.operator.plan import Queue
+from services.operator.plan import Queue, Shards
 from services.operator.pods import Ended, ended
-from services.operator.queues import Queues, Remote
+from services.operator.queues import Queues, Remote, Rules
 
-from .world import IMAGE, World
-
-
-@dataclass
-class Told:
-    """A coordination that keeps what it was told."""
-
-    queues: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
-    configured: int = 0
-    released: list[tuple[str, str]] = field(default_factory=list)
-    down: bool = False
-    refuses: str = ""
-
-    async def configure(self, queue: str, max_attempts: int, agents: tuple[str, ...]) -> bool:
-        if self.down:
-            raise UnavailableError("down")
-        if self.refuses:
-            raise ExhaustedError(self.refuses)
-        changed = self.queues.get(queue) != (max_attempts, agents)
-        self.queues[queue] = max_attempts, agents
-        self.configured += changed
-        return changed
-
-    async def release(self, namespace: str, pod_uid: str, reason: str) -> None:
-        self.released.append((namespace, pod_uid))
-        if self.refuses:
-            raise InvalidError(self.refuses)
+from .world import IMAGE, Told, World
 
 
 @dataclass
@@ -188,6 +161,7 @@ def _pod(phase: str, **status: object) -> dict[str, object]:
     return {"metadata": metadata, "status": {"phase": phase, **status}}
 
 
+_GOING = {"name": "p", "namespace": "n", "uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}
 _LOST = [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}]
 _EVICTED = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]
 
@@ -198,6 +172,7 @@ _EVICTED = [{"type": "DisruptionTarget", "status": "True", "reason": "Terminatio
         (None, _pod("Running"), None),
         (None, _pod("Failed"), None),  # before our time
         (_pod("Running"), _pod("Running"), None),
+        (_pod("Running"), {**_pod("Running"), "metadata": _GOING}, None),  # it drains
         (_pod("Running"), _pod("Failed"), True),
         (_pod("Running"), _pod("Succeeded"), True),
         (_pod("Failed"), _pod("Failed"), None),  # was told already
@@ -219,6 +194,7 @@ class _Servicer(pb_grpc.CoordinationServiceServicer):
     def __init__(self) -> None:
         self.policies: dict[str, work_pb2.QueuePolicy] = {}
         self.requests: list[object] = []
+        self.divided: list[int] = []
 
     async def GetQueues(self, request, context):
         self.requests.append(request)
@@ -231,6 +207,11 @@ class _Servicer(pb_grpc.CoordinationServiceServicer):
         policy = self.policies.setdefault(request.queue, work_pb2.QueuePolicy())
         if request.policy.HasField("agents"):
             policy.ClearField("agents")
+        before, count = policy.shards, request.policy.shards.count
+        if request.policy.HasField("shards") and count != before.count:
+            self.divided.append(count)
+            policy.shards.CopyFrom(work_pb2.Sharding(count=count, epoch=before.epoch + 1))
+        request.policy.ClearField("shards")
         policy.MergeFrom(request.policy)
         return pb.ConfigureQueueResponse(queue=work_pb2.Queue(name=request.queue, policy=policy))
 
@@ -254,17 +235,84 @@ async def test_only_what_differs_is_configured_and_only_what_a_fleet_declares(tm
     async with _remote(tmp_path) as (remote, servicer):
         servicer.policies["demo/f"] = work_pb2.QueuePolicy(max_attempts=3, max_backlog=17)
         with anyio.fail_after(10):
-            assert await remote.configure("demo/f", 5, ("f",))
+            assert (await remote.configure("demo/f", Rules(5, ("f",))))[0]
             assert servicer.policies["demo/f"].max_backlog == 17  # somebody else's, and still there
             assert servicer.policies["demo/f"].max_attempts == 5
             servicer.requests.clear()
-            assert not await remote.configure("demo/f", 5, ("f",))
+            assert await remote.configure("demo/f", Rules(5, ("f",))) == (False, Shards(0, 0))
             assert [type(request) for request in servicer.requests] == [pb.GetQueuesRequest]
-            assert await remote.configure("demo/new", 3, ("f",))  # and one that is not there yet
+            assert (await remote.configure("demo/new", Rules(3, ("f",))))[0]  # and one that is not there yet
             await remote.release("demo", "uid-1", "why")
         assert servicer.requests[-1] == pb.ReleaseWorkerRequest(
             namespace="demo", pod_uid="uid-1", reason="why"
         )
+
+
+async def test_shards_are_named_only_when_they_are_to_change(tmp_path):
+    async with _remote(tmp_path) as (remote, servicer):
+        with anyio.fail_after(10):
+            assert await remote.configure("demo/f", Rules(3, ("f",), 4)) == (True, Shards(4, 1))
+            assert await remote.configure("demo/f", Rules(3, ("f",), 4)) == (False, Shards(4, 1))
+            assert await remote.configure("demo/f", Rules(3, ("f",))) == (False, Shards(4, 1))
+            assert await remote.configure("demo/f", Rules(5, ("f",))) == (True, Shards(4, 1))
+            assert await remote.configure("demo/f", Rules(5, ("f",), 0)) == (True, Shards(0, 2))
+    assert servicer.divided == [4, 0]
+
+
+def _told(**fleets: Queue) -> tuple[Queues, list[str]]:
+    """Fleets in the order of their age, and those of which something else is known now, as they are told."""
+    told: list[str] = []
+    queues = Queues(lambda namespace, name: None, lambda fleet: told.append(fleet.name))
+    for born, (name, queue) in enumerate(fleets.items()):
+        queues.set(Key(AGENT_FLEET, "demo", name), queue, str(born))
+    return queues, told
+
+
+def test_a_queue_with_shards_is_that_of_the_oldest_fleet():
+    for second in (Queue("q", 9, ("a",), shards=2, reshards=True), Queue("q", 9, ("a",))):
+        queues, _ = _told(b=Queue("q", 3, ("b",), shards=3, reshards=True), a=second)
+        assert queues.rules("demo", "q") == Rules(3, ("b",), 3)
+        queues.settle("demo", "q", "", Shards(3, 1))
+        why = "queue q: fleet b has it, and shards are not shared"
+        assert queues.trouble(Key(AGENT_FLEET, "demo", "a")) == why
+        assert queues.trouble(Key(AGENT_FLEET, "demo", "b")) == ""
+        assert queues.shards(Key(AGENT_FLEET, "demo", "b"), "q") == Shards(3, 1)
+        # One that wants shards gets no workers for those of another, one that wants none has to let go.
+        other = queues.shards(Key(AGENT_FLEET, "demo", "a"), "q")
+        assert other == (None if second.shards else Shards(3, 1))
+
+
+def test_a_fleet_that_wants_shards_does_not_divide_the_queue_of_an_older_one():
+    queues, told = _told(b=Queue("q", 3, ("b",)), a=Queue("q", 9, ("a",), shards=3, reshards=True))
+    assert queues.rules("demo", "q") == Rules(3, ("b",))
+    queues.settle("demo", "q", "", Shards(0, 0))
+    assert told == ["a"]
+    queues.set(Key(AGENT_FLEET, "demo", "b"), None)
+    assert queues.rules("demo", "q") == Rules(9, ("a",), 3)
+    queues.settle("demo", "q", "", Shards(3, 1))
+    assert (told, queues.trouble(Key(AGENT_FLEET, "demo", "a"))) == (["a", "a"], "")
+
+
+def test_shards_go_when_every_fleet_of_the_queue_lets_go():
+    free = Queue("q", 3, ("x",), reshards=True)
+    queues, told = _told(a=free, b=Queue("q", 3, ("x",)))
+    assert queues.rules("demo", "q") == Rules(3, ("x",))
+    queues.set(Key(AGENT_FLEET, "demo", "b"), free)
+    assert queues.rules("demo", "q") == Rules(3, ("x",), 0)
+    queues.settle("demo", "q", "", Shards(0, 2))
+    assert told == [], "nothing that matters to a fleet without shards"
+
+
+def test_what_is_known_of_one_queue_is_not_said_of_another():
+    queues, _ = _told(a=Queue("q", 3, ("a",), shards=3))
+    fleet = Key(AGENT_FLEET, "demo", "a")
+    queues.settle("demo", "q", "", Shards(3, 7))
+    assert queues.shards(fleet, "q") == Shards(3, 7)
+    assert queues.shards(fleet, "other") is None
+    queues.set(fleet, Queue("other", 3, ("a",), shards=3))
+    assert queues.shards(fleet, "other") is None
+    queues.set(fleet, Queue("q", 3, ("a",), shards=3))
+    assert queues.shards(fleet, "q") is None, "it is asked again"
 
 
 async def test_an_agent_has_no_queue(local: World):

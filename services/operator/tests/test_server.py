@@ -53,6 +53,19 @@ async def test_render_says_what_would_be_made_of_an_object_that_is_not_there(loc
     assert counting.writes == []
 
 
+async def test_render_shows_all_that_a_fleet_gets(local: World):
+    local.scaler = "scaler.test:7417"
+    async with served(local) as (stub, _):
+        for mode, kinds in (
+            ("claim", {"Deployment", "ScaledObject", "PodDisruptionBudget"}),
+            ("shard", {"StatefulSet", "Service", "PodDisruptionBudget"}),
+        ):
+            answer = await stub.Render(_render(local.fleet("new", scaling={"mode": mode})))
+            assert {document_of(each.object)["kind"] for each in answer.objects} == kinds
+            assert {each.action for each in answer.objects} == {pb.RENDER_ACTION_CREATE}
+            assert not answer.problems
+
+
 async def test_render_says_what_a_change_would_do_to_what_is_there(local: World):
     async with served(local) as (stub, operator):
         await local.apply(local.agent("x", "schedule"))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from libs.cluster.kinds import CRON_JOB, DEPLOYMENT, JOB, kind_of
+from libs.cluster.kinds import CRON_JOB, DEPLOYMENT, JOB, SCALED_OBJECT, STATEFUL_SET, kind_of
 from libs.cluster.local.schema import findings
 from libs.resources.crds import schema_for
-from services.operator.plan import Plan, Problem
+from services.operator.plan import Plan, Problem, Shards
 from services.operator.status import Event, Observed, events, status
 
 from .manifests import agent, fleet, plan_of, pool
@@ -22,15 +22,15 @@ NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 class World:
     """An object and its children; each look is a pass of the operator, a minute after the one before."""
 
-    def __init__(self, what, *others):
-        self.thing, self.others = what, others
+    def __init__(self, what, *others, **more):
+        self.thing, self.others, self.more = what, others, more  # more: of the plan's Context
         self.children, self.pods, self.problems = {}, [], ()
         self.now = NOW
         self.events: tuple[Event, ...] = ()
 
     def apply(self, **said):
         """The plan's objects are there, with this status."""
-        for manifest in plan_of(self.thing, *self.others).objects:
+        for manifest in plan_of(self.thing, *self.others, **self.more).objects:
             kind, name = kind_of(manifest["apiVersion"], manifest["kind"]), manifest["metadata"]["name"]
             metadata = {**manifest["metadata"], "uid": f"uid-{kind.name}-{name}", "generation": 1}
             self.children[kind, name] = {
@@ -49,8 +49,12 @@ class World:
         return self.children[kind, name]
 
     def look(self):
-        plan = Plan(problems=self.problems) if self.problems else plan_of(self.thing, *self.others)
-        new = status(self.thing, Observed(self.now, plan, self.children, self.pods))
+        plan = (
+            Plan(problems=self.problems) if self.problems else plan_of(self.thing, *self.others, **self.more)
+        )
+        new = status(
+            self.thing, Observed(self.now, plan, self.children, self.pods, shards=self.more.get("shards"))
+        )
         self.events = events(self.thing.get("status") or {}, new, self.thing)
         schema = schema_for(kind_of(self.thing["apiVersion"], self.thing["kind"]))
         assert findings(new, None, schema["properties"]["status"]) == []
@@ -233,6 +237,64 @@ def test_a_fleet_is_not_ready_without_its_coordinator():
     world.child(DEPLOYMENT, "f-coordinator")["status"] |= deployment(1, available=0)
     assert world.ready()[:2] == ("False", "CoordinatorNotReady")
     assert {each["name"] for each in world.look()["workloads"]} == {"f", "f-coordinator"}
+
+
+def scaled(replicas):
+    """A fleet that is scaled by demand, and was scaled to so many."""
+    world = World(fleet(), scales=True).apply(**deployment(replicas, available=min(replicas, 1)))
+    world.child(DEPLOYMENT, "f")["spec"]["replicas"] = replicas
+    return world
+
+
+def test_a_fleet_that_is_scaled_by_demand_is_ready_when_one_agent_is():
+    assert scaled(50).ready() == ("True", "Ready", "1 of 50 ready")
+    assert scaled(0).ready()[:2] == ("True", "ScaledToZero")
+    starting = scaled(1)
+    starting.child(DEPLOYMENT, "f")["status"] |= deployment(1, available=0)
+    assert starting.ready()[:2] == ("False", "Progressing")
+    rolling = scaled(50)
+    rolling.child(DEPLOYMENT, "f")["status"] |= deployment(50, updated=3)
+    assert rolling.ready()[:2] == ("False", "Progressing")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"status": "True", "reason": "ScaledObjectReady"}, ("True", "ScaledByDemand")),
+        ({"status": "Unknown", "reason": "ScaledObjectReady"}, ("True", "ScaledByDemand")),
+        ({"status": "False", "reason": "ScaledObjectCheckFailed"}, ("False", "ScaledObjectCheckFailed")),
+        ({"status": "False", "reason": "it is so"}, ("False", "ScaledObjectNotReady")),
+        ({"status": "False"}, ("False", "ScaledObjectNotReady")),
+    ],
+)
+def test_a_fleet_says_why_its_scaled_object_is_not_ready(said, expected):
+    world = scaled(1)
+    world.child(SCALED_OBJECT, "f")["status"] = {"conditions": [{"type": "Ready", "message": "m", **said}]}
+    found = world.condition("Scaled")
+    assert (found["status"], found["reason"]) == expected
+    assert (found["message"] == "m") == (expected[0] == "False")
+
+
+def test_without_a_scaler_a_fleet_says_so_and_that_is_no_warning():
+    world = World(fleet(scaling={"minReplicas": 2})).apply(**deployment(2))
+    assert world.condition("Scaled")["reason"] == "NoScaler"
+    assert {event.type for event in world.events} == {"Normal"}
+
+
+def test_a_fleet_of_shards_says_its_division_or_what_it_waits_for():
+    spec = fleet(replicas=3, scaling={"mode": "shard"})
+    world = World(spec, shards=Shards(3, 7)).apply(**deployment(3))
+    assert world.condition("Sharded")["message"] == "3 shards, epoch 7"
+    assert world.ready() == ("True", "Ready", "3 of 3 ready")
+    assert world.look()["shards"] == {"count": 3, "epoch": 7}
+    assert world.look()["workloads"][0]["kind"] == "StatefulSet"
+    world.more["shards"] = None  # its workers stay
+    assert (world.condition("Sharded")["reason"], world.ready()[0]) == ("ShardsUnknown", "True")
+    world.more["shards"] = Shards(5, 8)
+    del world.children[STATEFUL_SET, "f"]
+    said = world.condition("Sharded")
+    assert (said["status"], said["reason"]) == ("False", "Resharding")
+    assert world.ready() == ("False", "Progressing", said["message"])
 
 
 # Whose pods get the identity

@@ -13,10 +13,30 @@ from typing import Any
 import anyio
 
 from libs.cluster import Access, Bearer, Change, Cluster, Listing, Log, Object, Propagation, key_of
-from libs.cluster.kinds import AGENT, AGENT_FLEET, DEPLOYMENT, EVENT, JOB, LEASE, POD, Kind, kind_of
-from libs.errors import ConflictError, MeshError, NotFoundError, UnavailableError
+from libs.cluster.kinds import (
+    AGENT,
+    AGENT_FLEET,
+    DEPLOYMENT,
+    EVENT,
+    JOB,
+    LEASE,
+    POD,
+    SCALED_OBJECT,
+    Kind,
+    kind_of,
+)
+from libs.errors import (
+    ConflictError,
+    ExhaustedError,
+    InvalidError,
+    MeshError,
+    NotFoundError,
+    UnavailableError,
+)
 from services.operator.key import Key
 from services.operator.operating import Operator, reconciling
+from services.operator.plan import Shards
+from services.operator.queues import Rules
 from services.operator.settings import Settings
 
 NODE = "test/node"
@@ -149,6 +169,71 @@ class Mortal(Through):
         self._left -= 1
 
 
+class Visited(Counting):
+    """A cluster that has ScaledObjects only while `is_there`."""
+
+    def __init__(self, inner: Cluster) -> None:
+        super().__init__(inner)
+        self.is_there = True
+
+    def before(self, verb: str, kind: Kind, namespace: str, name: str) -> None:
+        self._ask(kind)
+        super().before(verb, kind, namespace, name)
+
+    async def list(self, kind: Kind, namespace: str = "", labels: str = "", *, name: str = "") -> Listing:
+        self._ask(kind)
+        return await super().list(kind, namespace, labels, name=name)
+
+    async def watch(
+        self, kind: Kind, namespace: str = "", labels: str = "", *, since: str = "", name: str = ""
+    ) -> AsyncIterator[Change]:
+        self._ask(kind)
+        async for change in super().watch(kind, namespace, labels, since=since, name=name):
+            self._ask(kind)
+            yield change
+
+    def _ask(self, kind: Kind) -> None:
+        if kind is SCALED_OBJECT and not self.is_there:
+            raise NotFoundError("404 page not found")
+
+
+@dataclass
+class Told:
+    """A coordination that keeps what it was told."""
+
+    queues: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+    shards: dict[str, Shards] = field(default_factory=dict)
+    configured: int = 0
+    released: list[tuple[str, str]] = field(default_factory=list)
+    down: bool = False
+    refuses: str = ""
+    dividing: Callable[[str, int], None] = lambda queue, count: None  # called before shards change
+
+    async def configure(self, queue: str, rules: Rules) -> tuple[bool, Shards]:
+        if self.down:
+            raise UnavailableError("down")
+        if self.refuses:
+            raise ExhaustedError(self.refuses)
+        changed = self.queues.get(queue) != (rules.max_attempts, rules.agents)
+        self.queues[queue] = rules.max_attempts, rules.agents
+        there = self.shards.setdefault(queue, Shards(0, 0))
+        if rules.shards not in (None, there.count):
+            self.dividing(queue, rules.shards or 0)
+            self.divide(queue, rules.shards or 0)
+            changed = True
+        self.configured += changed
+        return changed, self.shards[queue]
+
+    def divide(self, queue: str, count: int) -> None:
+        """As ConfigureQueue does it: the epoch is never the same again."""
+        self.shards[queue] = Shards(count, self.shards[queue].epoch + 1)
+
+    async def release(self, namespace: str, pod_uid: str, reason: str) -> None:
+        self.released.append((namespace, pod_uid))
+        if self.refuses:
+            raise InvalidError(self.refuses)
+
+
 @dataclass
 class World:
     """A cluster, a namespace in it, and an operator's settings."""
@@ -158,6 +243,10 @@ class World:
     folder: Path
     system: str = "agentctl-system"
     real: bool = False
+    scaler: str = ""
+    """The scaler's address, if anything is to scale."""
+    keda: str = ""
+    """The namespace with KEDA's certificate."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def settings(self, replica: str = "operator-0") -> Settings:
@@ -169,6 +258,8 @@ class World:
             agent_image="registry.test/agentctl:1",
             coordination_address="coordination.test:7410",
             identity_address="operator.test:7412",
+            scaler_address=self.scaler,
+            keda_namespace=self.keda,
             resync=timedelta(minutes=10),
         )
 

@@ -113,6 +113,20 @@ def test_each_thing_that_is_wrong_is_enough(path, value, why):
     assert str(refused.value) == "this token's pod is not an agent's pod", "says nothing of what exists"
 
 
+@pytest.mark.parametrize(
+    ("seconds_left", "is_agent"), [(86_400, True), (1, True), (0, True), (-60, True), (-61, False)]
+)
+def test_a_pod_that_drains_is_an_agent_until_its_grace_is_over(seconds_left, is_agent):
+    things = right()
+    deadline = LATER + timedelta(seconds=seconds_left)
+    things["pod"]["metadata"]["deletionTimestamp"] = f"{deadline:%Y-%m-%dT%H:%M:%SZ}"
+    if is_agent:
+        assert attest.agent(BEARER, lineage(things), Rules(), LATER).lifetime == timedelta(hours=1)
+        things["pod"]["status"]["phase"] = "Failed"
+    with pytest.raises(UnattestedError, match="not an agent's pod"):
+        attest.agent(BEARER, lineage(things), Rules(), LATER)
+
+
 def test_the_system_namespace_has_no_agents():
     with pytest.raises(UnattestedError) as refused:
         attest.agent(BEARER, lineage(right()), Rules(system_namespace="demo"), LATER)

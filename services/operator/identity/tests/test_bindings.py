@@ -41,6 +41,15 @@ async def test_an_account_has_so_many_live_tokens_and_no_other_notices(world, bi
     assert await bindings.attested("uid") == "x"
 
 
+async def test_a_pod_that_drains_for_a_day_may_have_a_token_of_two(world, bindings):
+    day = 86_400
+    await bindings.bind(bearer(world, 1, seconds=2 * day, pod="p", pod_uid="uid"), "", "key", runs="x")
+    with pytest.raises(DeniedError, match="longer than 48 h"):
+        await bindings.bind(bearer(world, 2, seconds=3 * day, pod="p", pod_uid="uid"), "", "key", runs="x")
+    with pytest.raises(DeniedError, match="longer than 24 h"):
+        await bindings.bind(bearer(world, 3, seconds=2 * day), "", "key")
+
+
 async def test_a_token_that_has_ended_makes_room(world, bindings):
     for number in range(MOST):
         await bindings.bind(bearer(world, number), "", "key")

@@ -121,6 +121,19 @@ async def test_a_pod_that_ended_gets_nothing(world, ask):
         await ask(token)
 
 
+async def test_a_pod_that_drains_renews_until_its_grace_is_over(world, ask):
+    pod = await world.pod(await world.fleet(), more={"terminationGracePeriodSeconds": 7200})
+    held = await world.cluster.replace({**pod, "metadata": {**pod["metadata"], "finalizers": ["test/node"]}})
+    token = await world.token(held, 4 * 3600)
+    first = await ask(token)
+    await world.cluster.delete(POD, "demo", pod["metadata"]["name"])
+    for world.clock in (0.0, 3600.0, 7200.0):
+        assert (await ask(token)).spiffe_id == first.spiffe_id
+    world.clock = 7200.0 + 65
+    with pytest.raises(DeniedError, match="not an agent's pod"):
+        await ask(token)
+
+
 async def test_one_token_serves_one_key(world, ask):
     token = await world.bound_token()
     first = await ask(token)
@@ -285,7 +298,7 @@ async def test_a_token_without_a_pod_is_no_agents(world, ask):
 async def test_a_token_that_outlives_the_memory_of_it_is_refused(world, ask):
     await world.account("demo", "ci")
     token = await world.cluster.issue_token("demo", "ci", AUDIENCE, 3 * 86400)
-    with pytest.raises(DeniedError, match="longer than a day"):
+    with pytest.raises(DeniedError, match="longer than 24 h"):
         await ask(token, producer_namespace="demo")
 
 
