@@ -12,6 +12,7 @@ from . import bars_command, sweep_command
 from .agents import command as agents_command
 from .management import command as management_command
 from .provision import command as provision_command
+from .scaling import command as scaling_command
 from .verify import command as verify_command
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -21,6 +22,7 @@ verify_command.register(app, os.environ)
 provision_command.register(app, os.environ)
 agents_command.register(app, os.environ)
 management_command.register(app, os.environ)
+scaling_command.register(app, os.environ)
 
 
 @app.callback()

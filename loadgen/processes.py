@@ -60,6 +60,27 @@ def tree(pid: int) -> list[Process]:
     return list(found.values())
 
 
+@dataclass(frozen=True)
+class Activity:
+    """What all threads of some processes did until now."""
+
+    milliseconds: float
+    """On a processor."""
+    wakeups: int
+    """Voluntary context switches."""
+
+
+def activity(pids: Iterable[int]) -> Activity:
+    """Linux counts ticks of 10 ms in `stat`, which sleepers slip through, and nanoseconds in `schedstat`."""
+    nanoseconds = wakeups = 0
+    for thread in (each for pid in pids for each in (_PROC / str(pid) / "task").iterdir()):
+        nanoseconds += int((thread / "schedstat").read_text().split()[0])
+        for line in (thread / "status").read_text().splitlines():
+            if line.startswith("voluntary_ctxt_switches:"):
+                wakeups += int(line.split()[1])
+    return Activity(nanoseconds / 1e6, wakeups)
+
+
 def postgres_under(folder: Path) -> list[Process]:
     """PostgreSQL's processes on data directories in this folder; each runs inside its own."""
     root = folder.resolve()

@@ -66,9 +66,9 @@ def measure(
         time.sleep(_SETTLE_SECONDS)
         pids = [agent.pid for agent in running.agents]
         calls = running.calls()  # outside of the rest, since an agent is asked for some of them
-        began, before = time.monotonic(), _activity(pids)
+        began, before = time.monotonic(), processes.activity(pids)
         time.sleep(seconds)
-        elapsed, after = time.monotonic() - began, _activity(pids)
+        elapsed, after = time.monotonic() - began, processes.activity(pids)
         calls = running.calls() - calls
         taken = memory([each for pid in pids for each in processes.tree(pid)])
     share = 1 / count / elapsed
@@ -80,27 +80,6 @@ def measure(
         calls=calls * share * 60,
         memory=taken,
     )
-
-
-@dataclass(frozen=True)
-class Activity:
-    """What all threads of some processes did until now."""
-
-    milliseconds: float
-    """On a processor."""
-    wakeups: int
-    """Voluntary context switches."""
-
-
-def _activity(pids: list[int]) -> Activity:
-    """Linux counts ticks of 10 ms in `stat`, which sleepers slip through, and nanoseconds in `schedstat`."""
-    nanoseconds = wakeups = 0
-    for thread in (each for pid in pids for each in Path(f"/proc/{pid}/task").iterdir()):
-        nanoseconds += int((thread / "schedstat").read_text().split()[0])
-        for line in (thread / "status").read_text().splitlines():
-            if line.startswith("voluntary_ctxt_switches:"):
-                wakeups += int(line.split()[1])
-    return Activity(nanoseconds / 1e6, wakeups)
 
 
 def _print(found: list[Found]) -> None:

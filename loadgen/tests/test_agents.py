@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.agents.command import _activity, measure
+from loadgen.agents.command import measure
 from loadgen.agents.crew import Mode, crew
+from loadgen.processes import activity
 
 pytestmark = pytest.mark.processes
 
@@ -45,9 +46,9 @@ def test_a_request_of_a_tool_server_is_a_call(folder):
 
 
 def test_what_threads_do_is_seen():
-    before = _activity([os.getpid()])
+    before = activity([os.getpid()])
     sum(number * number for number in range(2_000_000))
     time.sleep(0.001)
-    after = _activity([os.getpid()])
+    after = activity([os.getpid()])
     assert after.milliseconds > before.milliseconds
     assert after.wakeups > before.wakeups

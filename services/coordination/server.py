@@ -248,12 +248,15 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
             while True:
                 moved.clear()
                 self._waiting.check()
-                queues = await self._queues(names, namespace, access)
-                news = [queue for queue in queues if sent.get(queue.name) != _numbers(queue)]
+                found = await self._found(names, namespace, access)
+                numbers = {stats.name: self._numbers(stats) for stats in found}
+                news = [stats for stats in found if sent.get(stats.name) != numbers[stats.name]]
                 if news or first:
-                    sent |= {queue.name: _numbers(queue) for queue in news}
-                    for start in range(0, max(1, len(news)), _MOST_QUEUES):
-                        yield pb.WatchQueuesResponse(queues=news[start : start + _MOST_QUEUES])
+                    # The first picture ends with a message of fewer than the most.
+                    for start in range(0, len(news) + first, _MOST_QUEUES):
+                        some = [self._queue(stats) for stats in news[start : start + _MOST_QUEUES]]
+                        yield pb.WatchQueuesResponse(queues=some)
+                sent = numbers
                 first = False
                 await _signal(self._waiting.drained, interval)
                 await _signal(moved, _POLL)
@@ -409,21 +412,26 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
     async def _queues(
         self, names: Sequence[str] | None, namespace: str | None, access: Access
     ) -> list[work_pb2.Queue]:
+        return [self._queue(stats) for stats in await self._found(names, namespace, access)]
+
+    async def _found(
+        self, names: Sequence[str] | None, namespace: str | None, access: Access
+    ) -> list[QueueStats]:
         found = await self._store.queues(names, namespace)
-        return [self._queue(stats) for stats in found if access.may_use(stats.name, stats.policy)]
+        return [stats for stats in found if access.may_use(stats.name, stats.policy)]
 
     def _queue(self, stats: QueueStats) -> work_pb2.Queue:
         rates = self._meter.observe(stats, asyncio.get_running_loop().time())
         return wire.queue_to_pb(stats, rates, self._waiting.parked(stats.name))
 
-
-def _numbers(queue: work_pb2.Queue) -> tuple[object, ...]:
-    """What a watcher wants to hear of: ages and rates move by themselves and are no news."""
-    return (
-        queue.ready_count, queue.delayed_count, queue.blocked_count, queue.leased_count, queue.dead_count,
-        queue.submitted_total, queue.granted_total, queue.settled_total, queue.paused,
-        queue.parked_claims_count, queue.policy.SerializeToString(deterministic=True),
-    )  # fmt: skip
+    def _numbers(self, stats: QueueStats) -> tuple[object, ...]:
+        """What a watcher wants to hear of: ages and rates move by themselves and are no news."""
+        self._meter.observe(stats, asyncio.get_running_loop().time())
+        return (
+            stats.ready, stats.delayed, stats.blocked, stats.leased, stats.dead,
+            stats.submitted_total, stats.granted_total, stats.settled_total, stats.paused,
+            self._waiting.parked(stats.name), stats.policy,
+        )  # fmt: skip
 
 
 def _fits(items: Sequence[work_pb2.Item]) -> bool:

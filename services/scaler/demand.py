@@ -22,13 +22,12 @@ AGE = "agentctl-oldest-ready-age"
 LEAST, MOST = 0.001, 1_000_000_000  # of a target; Kubernetes counts in thousandths
 
 _NAMESPACE = re.compile(LABEL)
-_NAME = re.compile(rf"{LABEL}(?:\.{LABEL})*")
-_NAME_BYTES = 200
+_NAME = re.compile("[a-z0-9](?:[a-z0-9.-]{0,198}[a-z0-9])?")  # as coordination and the AgentFleet have it
 _NUMBER = re.compile(r"\d{1,10}(?:\.\d{1,9})?", re.ASCII)
 _SPAN = re.compile(rf"({_NUMBER.pattern})(ms|s|m|h)", re.ASCII)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _OURS = ("queue", "target", "targetAge")
-_KEDAS = ("scalerAddress", "enableTLS", "unsafeSsl")  # how KEDA finds us; it sends them along
+_KEDAS = ("scalerAddress", "enableTLS", "unsafeSsl", "certificate")  # for KEDA, which sends all along
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +67,10 @@ class Trigger:
         if not _NAMESPACE.fullmatch(namespace):
             wrong["namespace"] = "must be a DNS label"
         queue = metadata.get("queue", name)
-        if len(queue) > _NAME_BYTES or not _NAME.fullmatch(queue):
+        if not _NAME.fullmatch(queue):
             wrong["scalerMetadata.queue" if "queue" in metadata else "name"] = (
                 "must be the name of a queue, without its namespace:"
-                f" DNS labels with dots between, at most {_NAME_BYTES} bytes"
+                " lower case letters, digits, dots and dashes, at most 200 bytes"
             )
         target = _number(metadata.get("target", "1"))
         if not _is_target(target):

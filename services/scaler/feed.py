@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 _QUIET_SECONDS = 1.0  # without a message, then we ask whether anybody is there
 _ANSWER_SECONDS = 2.0
-_FULL = 2000  # queues in a message; after a first one that has so many, another may follow at once
+_FULL = 2000  # queues in a message; a first picture ends with one that has fewer
 _BACKOFF_SECONDS = (0.1, 2.0)  # the first and the longest
 
 
@@ -79,8 +79,8 @@ class Feed:
                     await self._check()
                     if parts is None:
                         self._picture.confirm()
-                    elif parts:
-                        parts = self._take(parts, {}, False)
+                    elif parts:  # a shorter message may be on its way, or never come: all parts were full
+                        self._picture.replace(parts, is_whole=False)
         finally:
             stream.cancel()
             reading.cancel()

@@ -17,7 +17,8 @@ _NOTHING = Demand()
 
 class Picture:
     """Good for `stale_seconds` after it was last confirmed. Until it has been, and after that, nobody knows
-    anything: UnavailableError, never zero. A queue that a good picture does not have has nothing to do."""
+    anything: UnavailableError, never zero. A queue that a whole picture does not have has nothing to
+    do; while the picture is not whole, nobody knows about that queue."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, stale_seconds: float = STALE_SECONDS
@@ -25,18 +26,20 @@ class Picture:
         self._clock = clock
         self._stale_seconds = stale_seconds
         self._demands: dict[str, Demand] = {}
+        self._is_whole = False
         self._confirmed_at = float("-inf")
         self._watches: dict[str, set[asyncio.Event]] = {}
 
-    def replace(self, demands: Mapping[str, Demand]) -> None:
-        """These are all queues that there are."""
-        before, self._demands = self._demands, dict(demands)
+    def replace(self, demands: Mapping[str, Demand], *, is_whole: bool = True) -> None:
+        """These are all queues that there are; if it is not whole: at least these are."""
+        before = {queue: self._is_active(queue) for queue in self._watches}
+        self._demands, self._is_whole = dict(demands), is_whole
         self.confirm()
-        self.wake([queue for queue in self._watches if _turns(before, demands, queue)])
+        self.wake([queue for queue, was in before.items() if self._is_active(queue) != was])
 
     def update(self, demands: Mapping[str, Demand]) -> None:
         """These have changed."""
-        turned = [queue for queue in demands if _turns(self._demands, demands, queue)]
+        turned = [queue for queue, demand in demands.items() if self._is_active(queue) != demand.is_active]
         self._demands.update(demands)
         self.confirm()
         self.wake(turned)
@@ -62,10 +65,18 @@ class Picture:
         if not self.is_fresh:
             raise UnavailableError("there is no news from coordination: what there is to do is not known")
 
+    def find(self, queue: str) -> Demand | None:
+        """Of one queue; None: it is not known."""
+        if not self.is_fresh:
+            return None
+        return self._demands.get(queue, _NOTHING if self._is_whole else None)
+
     def demand(self, queue: str) -> Demand:
         """Of one queue. UnavailableError."""
         self.check()
-        return self._demands.get(queue, _NOTHING)
+        if (demand := self.find(queue)) is None:
+            raise UnavailableError("coordination has not told of all queues yet, and not of this one")
+        return demand
 
     @contextmanager
     def watch(self, queue: str) -> Iterator[asyncio.Event]:
@@ -86,6 +97,6 @@ class Picture:
             for moved in self._watches.get(queue, ()):
                 moved.set()
 
-
-def _turns(before: Mapping[str, Demand], after: Mapping[str, Demand], queue: str) -> bool:
-    return before.get(queue, _NOTHING).is_active != after.get(queue, _NOTHING).is_active
+    def _is_active(self, queue: str) -> bool | None:
+        demand = self._demands.get(queue, _NOTHING if self._is_whole else None)
+        return None if demand is None else demand.is_active

@@ -56,7 +56,8 @@ class Scaler(pb_grpc.ExternalScalerServicer):
         with self._stream("StreamIsActive"), self._picture.watch(queue) as moved:
             while not self._drained.is_set():
                 moved.clear()
-                if self._picture.is_fresh and (active := self._picture.demand(queue).is_active) != said:
+                demand = self._picture.find(queue)
+                if demand is not None and (active := demand.is_active) != said:
                     said = active
                     metrics.PUSHES.labels("active" if active else "inactive").inc()
                     yield pb.IsActiveResponse(result=active)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from typing import get_type_hints
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.errors import InvalidError
+from libs.resources.fleet import Work
 
 from ..demand import AGE, ITEMS, Demand, Trigger
 
@@ -39,6 +43,25 @@ def test_a_trigger_may_name_another_queue_of_its_namespace():
 )
 def test_a_queue_of_another_namespace_cannot_even_be_said(queue):
     assert wrong(queue=queue) == {"scalerMetadata.queue"}
+
+
+@given(st.from_regex(r"\A[a-z0-9.-]{1,201}\Z") | st.sampled_from(["a..b", "a.-b", "a" * 200, "a" * 201, "."]))
+def test_a_queue_is_called_as_an_agent_fleet_may_say(queue):
+    (said,) = get_type_hints(Work, include_extras=True)["queue"].__metadata__
+    (rule,) = said.extra_json_schema["x-kubernetes-validations"]
+    (pattern,) = re.findall("r'(.+)'", rule["rule"])
+    if len(queue) <= said.max_length and re.fullmatch(pattern, queue):
+        assert Trigger.of("demo", "docs", {"queue": queue}).queue == f"demo/{queue}"
+    else:
+        assert wrong(queue=queue) == {"scalerMetadata.queue"}
+
+
+def test_the_certificate_that_keda_has_is_none_of_our_business():
+    plain, told = (
+        {"target": "5"},
+        {"target": "5", "certificate": "0123abcd", "scalerAddress": "scaler:7417"},
+    )
+    assert Trigger.of("demo", "docs", told) == Trigger.of("demo", "docs", plain)
 
 
 @pytest.mark.parametrize("namespace", ["", "demo/docs", "a.b", "UP", "a" * 64])

@@ -129,13 +129,18 @@ async def test_a_first_picture_of_several_parts_is_known(certified):
         assert await (await fed.plane.caller()).stream(ref("queue-4000")).active()
 
 
-async def test_a_first_picture_that_just_fills_its_parts_is_known_too(certified):
+async def test_of_a_first_picture_that_may_not_be_whole_what_is_missing_is_unknown_and_not_zero(certified):
     async with feeding(certified) as fed:
         for n in range(2000):
             fed.coordination.put(f"demo/queue-{n}", leased=1)
         await fed.start()
-        stream = (await fed.plane.caller()).stream(ref("queue-1999"))
-        assert await stream.active()
+        keda = await fed.plane.caller()
+        assert await keda.stream(ref("queue-1999")).active()
+        assert await unavailable(keda, ref())
+        stream = keda.stream(ref())
+        fed.coordination.put("demo/queue-7", leased=2)
+        assert not await stream.active()
+        assert not await keda.is_active(ref())
 
 
 async def test_quiet_queues_stay_known(fed):

@@ -87,3 +87,25 @@ def test_who_left_is_forgotten(picture):
     with picture.watch(DOCS), picture.watch(DOCS):
         pass
     assert not picture._watches
+
+
+def test_a_picture_that_is_not_whole_knows_only_what_it_has():
+    picture = Picture(Clock())
+    picture.replace({DOCS: Demand(1)}, is_whole=False)
+    assert (picture.find(DOCS), picture.find(MAIL)) == (Demand(1), None)
+    with pytest.raises(UnavailableError):
+        picture.demand(MAIL)
+    with picture.watch(MAIL) as moved:
+        picture.replace({DOCS: Demand(1)}, is_whole=False)
+        assert not moved.is_set()
+        picture.replace({DOCS: Demand(1)})
+        assert moved.is_set()
+    assert picture.find(MAIL) == Demand()
+
+
+def test_an_update_of_a_queue_that_was_not_known_wakes_who_waits():
+    picture = Picture(Clock())
+    picture.replace({DOCS: Demand(1)}, is_whole=False)
+    with picture.watch(MAIL) as moved:
+        picture.update({MAIL: Demand()})
+        assert moved.is_set()

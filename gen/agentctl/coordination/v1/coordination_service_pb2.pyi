@@ -1079,7 +1079,7 @@ class WatchQueuesResponse(_message.Message):
     QUEUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def queues(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Queue]:
-        """First message: all."""
+        """First all, in messages of at most 2,000 of which the last has fewer; then what moved."""
 
     def __init__(
         self,
