@@ -27,7 +27,7 @@ PROTOS   := $(shell find proto -name '*.proto')
 SERVICES := $(shell grep -rl --include='*.proto' '^service ' proto)
 PROTOC   := python -m grpc_tools.protoc -I proto
 
-.PHONY: help setup proto crds lint test soak integration hostile demo load image cluster cluster-down deploy ci clean
+.PHONY: help setup proto crds lint test soak integration hostile demo load image cluster keda cluster-down deploy ci clean
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  %-12s %s\n", $$1, $$2}'
 
@@ -71,6 +71,7 @@ else
 	kubectl apply -k k8s/base/crds
 	AGENTCTL_TEST_KUBECONFIG="$$KUBECONFIG" AGENTCTL_TEST_IMAGE=$(IMAGE) pytest -q -m cluster libs services
 	AGENTCTL_TEST_KUBECONFIG="$$KUBECONFIG" pytest -q -m cluster integration/cluster
+	$(if $(filter node,$(CLUSTER)),$(MAKE) keda && AGENTCTL_TEST_KUBECONFIG="$$KUBECONFIG" pytest -q -m cluster integration/cluster/test_keda*.py)
 endif
 
 hostile: .venv ## Floods and thousands of connections against both fronts, for minutes
@@ -88,6 +89,9 @@ image: ## Build the image agentctl:dev, and $(IMAGE_TAR) for other machines
 
 cluster: .venv ## Start a one-node Kubernetes here (Linux, root, Go; eight minutes of building, once)
 	@kubeconfig=$$(python -m integration.cluster up) && echo "export KUBECONFIG=$$kubeconfig"
+
+keda: .venv ## Install KEDA there (built in about five minutes, once)
+	python -m integration.cluster keda
 
 cluster-down: .venv ## Stop it and remove its state
 	python -m integration.cluster down

@@ -43,7 +43,7 @@ GROUP = "demo"
 SETTINGS = ("AGENTCTL_", "COORDINATION_", "AGENT_", "PROVIDER_", "OPENAI_")
 ENVIRONMENT = {  # nobody's own plane, and nobody's paid model
     **{name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)},
-    **{"PROVIDER_LATENCY": "150ms"},
+    **{"PROVIDER_LATENCY": "300ms"},
 }
 BOUND_SECONDS = 110
 

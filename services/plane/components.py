@@ -12,6 +12,7 @@ from services.apiserver.settings import Settings as ApiserverSettings
 from services.coordination.settings import Settings as CoordinationSettings
 from services.operator.settings import Settings as OperatorSettings
 from services.provider.settings import Settings as ProviderSettings
+from services.scaler.settings import Settings as ScalerSettings
 
 from .ports import LOOPBACK as _LOOPBACK
 from .ports import Ports
@@ -51,8 +52,18 @@ class HomeSettings:
         shared = {**environ, **common}
         self.apiserver = load(ApiserverSettings, "APISERVER_", shared | _at("APISERVER", ports))
         self.admission = load(AdmissionSettings, "ADMISSION_", shared | _at("ADMISSION", ports))
+        scaler = ports["scaler"]
+        asks = {
+            "AGENTCTL_COORDINATION_ADDRESS": self.coordination_address,
+            "AGENTCTL_TLS_DIR": "set later",
+            "SCALER_HOST": _LOOPBACK,
+            "SCALER_PORT": str(scaler),
+        }
+        its_own_front = {name: value for name, value in common.items() if name != "AGENTCTL_FRONT"}
+        self.scaler = load(ScalerSettings, "SCALER_", {**environ, **its_own_front, **asks})
         ours = {
             "AGENTCTL_COORDINATION_ADDRESS": self.coordination_address,
+            "AGENTCTL_SCALER_ADDRESS": f"{_LOOPBACK}:{scaler}",
             "AGENTCTL_TLS_DIR": str(state.identity("operator")),
             "OPERATOR_HOST": _LOOPBACK,
             "OPERATOR_PORT": str(ports["operator"]),

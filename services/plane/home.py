@@ -41,9 +41,11 @@ from services.apiserver.managing import managing
 from services.coordination.coordinating import coordinating
 from services.operator.operating import operating
 from services.provider.providing import providing
+from services.scaler.scaling import scaling
 
 from .accounts import Accounts
 from .apart import BrokenError, Watch, line_of
+from .autoscaling import autoscaling
 from .components import HomeSettings
 from .leftover import give_back
 from .news import Say, told
@@ -58,10 +60,10 @@ _COMMANDS = {
     for service in ("agent", "bridge", "provider")
 }
 _FOREIGN = re.compile(
-    r"(ADMISSION|AGENTCTL|APISERVER|COORDINATION|OPERATOR|PLANE|AGENT|BRIDGE|PROVIDER|OPENAI)_"
+    r"(ADMISSION|AGENTCTL|APISERVER|COORDINATION|OPERATOR|PLANE|AGENT|BRIDGE|PROVIDER|SCALER|OPENAI)_"
 )
 _PASSED_ON = ("AGENTCTL_LOG_LEVEL", "OPENAI_API_KEY", "OPENAI_API_KEY_FILE")
-_ACCOUNTS = ("admission", "apiserver", "coordination", "plane", "provider")
+_ACCOUNTS = ("admission", "apiserver", "coordination", "plane", "provider", "scaler")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _log = logging.getLogger(__name__)
@@ -174,6 +176,9 @@ class Home:
         coordination = replace(components.coordination, **_fields(accounts, "coordination"))
         served = await stack.enter_async_context(apart("coordination", coordinating(coordination)))
         say("coordination", f"ready at {served.address}")
+        scaler = replace(components.scaler, **_fields(accounts, "scaler"))
+        scales = await stack.enter_async_context(apart("scaler", scaling(scaler)))
+        say("scaler", f"ready at {scales.address}")
         provider = replace(components.provider, listen=f"{_LOOPBACK}:{ports['provider']}")
         await stack.enter_async_context(
             apart("provider", providing(provider, accounts.credentials("provider")))
@@ -198,11 +203,16 @@ class Home:
             async with connect(served.address, administrator) as client:
                 if count := await give_back(client.stub):
                     say("", f"{count} items that agents of a killed plane held are given back")
+        # as the administrator, who may ask the scaler too: no ServiceAccount can be KEDA
+        await stack.enter_async_context(
+            apart("autoscaler", autoscaling(cluster, administrator, scales.address, say))
+        )
         return {
             "plane": address,
             "apiserver": manages.address,
             "admission": admits.address,
             "coordination": served.address,
+            "scaler": scales.address,
             "operator": f"{_LOOPBACK}:{operator.port}",
             "identity": components.identity_address,
             "domain": pki.own(administrator).domain,

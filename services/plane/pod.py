@@ -22,6 +22,8 @@ from services.coordination.coordinating import coordinating
 from services.coordination.settings import Settings as CoordinationSettings
 from services.provider.providing import providing
 from services.provider.settings import Settings as ProviderSettings
+from services.scaler.scaling import scaling
+from services.scaler.settings import Settings as ScalerSettings
 
 from .settings import Settings
 
@@ -39,6 +41,7 @@ async def run(settings: Settings, environ: Mapping[str, str]) -> None:
     provider = load(ProviderSettings, "PROVIDER_", environ) if _has(settings, "provider") else None
     apiserver = load(ApiserverSettings, "APISERVER_", environ) if _has(settings, "apiserver") else None
     admission = load(AdmissionSettings, "ADMISSION_", environ) if _has(settings, "admission") else None
+    scaler = load(ScalerSettings, "SCALER_", environ) if _has(settings, "scaler") else None
     credentials = load(Credentials, _NO_PREFIX, environ)
     telemetry.start("plane", settings.log_level)
     ready: Callable[[], Awaitable[None]] = _always
@@ -47,6 +50,8 @@ async def run(settings: Settings, environ: Mapping[str, str]) -> None:
             folder = "coordination"
             served = await stack.enter_async_context(coordinating(coordination, folder=folder))
             ready = served.check
+        if scaler:
+            await stack.enter_async_context(scaling(scaler, folder="scaler"))
         if provider:
             trusted = credentials if provider.tls else None
             await stack.enter_async_context(providing(provider, trusted, folder="provider"))
