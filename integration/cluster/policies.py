@@ -21,6 +21,7 @@ from libs.mesh import (
     IDENTITY,
     METHODS,
     OPERATOR,
+    SCALER,
     Component,
 )
 
@@ -35,9 +36,9 @@ FILES = {
 
 _HEADER = "# Written by `python -m integration.cluster.policies` from libs/mesh.py.\n"
 _NAMESPACE = "agentctl-system"
-_SERVED = {  # word of the package
+_SERVED = {  # what the package is called
     "coordination": COORDINATION, "operator": OPERATOR, "identity": IDENTITY, "management": APISERVER,
-    "admission": ADMISSION,
+    "admission": ADMISSION, "externalscaler": SCALER,
 }  # fmt: skip
 _PACKAGES = _SERVED | {"agent": AGENT}
 _IN_PLANE = {
@@ -46,7 +47,9 @@ _IN_PLANE = {
     "coordination",
     "operator",
     "provider",
+    "scaler",
 }  # one pod has them all in the overlay single
+_KEDA = "cp/keda"  # lives in a namespace of its own
 _ASKING = ("admission", "apiserver", "operator", "postgres")  # the API server
 _AGENT: Json = {"app.kubernetes.io/name": "agent", "app.kubernetes.io/part-of": "agentctl"}
 _CLIENT: Json = {"agentctl.dev/client": "true"}
@@ -97,15 +100,15 @@ def callers(component: Component) -> set[str]:
     """The roles that some method of the component's own services lets in."""
     roles: set[str] = set()
     for method, allowed in METHODS.items():
-        package = method.removeprefix("/").split(".")
-        if package[0] == "agentctl" and _PACKAGES.get(package[1]) is component:
+        package, _, _ = method.removeprefix("/").removeprefix("agentctl.").partition(".")
+        if _PACKAGES.get(package) is component:
             roles |= allowed
     return roles
 
 
 def _inside(roles: set[str]) -> list[str]:
-    """The components among the roles."""
-    return sorted(role.removeprefix("cp/") for role in roles if role.startswith("cp/"))
+    """The components of ours among the roles."""
+    return sorted(role.removeprefix("cp/") for role in roles if role.startswith("cp/") and role != _KEDA)
 
 
 def _peers(roles: set[str]) -> list[Json]:
@@ -114,6 +117,8 @@ def _peers(roles: set[str]) -> list[Json]:
     peers: list[Json] = [{"podSelector": _components(inside)}] if inside else []
     if ANONYMOUS in roles:  # whoever has no certificate yet, to get one
         return [{"podSelector": {"matchLabels": _OURS}}, _anywhere(_AGENT), _anywhere(_CLIENT)]
+    if _KEDA in roles:
+        peers.append({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}})
     if "agent" in roles:
         peers.append(_anywhere(_AGENT))
     if roles & {"producer", "user", "administrator"}:

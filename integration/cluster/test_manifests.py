@@ -19,6 +19,7 @@ from .place import KUBERNETES
 from .policies import EDGES, FILES, text
 
 OVERLAYS = sorted(path.name for path in (ROOT / "k8s" / "overlays").iterdir())
+KEDA = "keda"
 WORKLOADS = {"Deployment", "StatefulSet", "Job", "DaemonSet"}
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kustomize is kubectl's")
@@ -44,9 +45,8 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
 def test_every_object_is_valid(overlay: str) -> None:
     version = ".".join(KUBERNETES.removeprefix("v").split(".")[:2])
     for thing in built(overlay):
-        if (
-            thing["kind"] != "CustomResourceDefinition"
-        ):  # its own schema is recursive; an API server judges it
+        # A definition's own schema is recursive, and KEDA's are not here: an API server judges them.
+        if thing["kind"] != "CustomResourceDefinition" and not thing["apiVersion"].startswith("keda.sh/"):
             kubernetes_validate.validate(thing, version, strict=True)
 
 
@@ -54,9 +54,14 @@ def test_every_object_is_valid(overlay: str) -> None:
 def test_every_object_is_named_once_and_has_a_known_home(overlay: str) -> None:
     named = [(t["kind"], t["metadata"].get("namespace"), t["metadata"]["name"]) for t in built(overlay)]
     assert len(named) == len(set(named))
-    assert {namespace for _, namespace, _ in named} == {None, SYSTEM, "kube-system"}
-    [guest] = [(kind, name) for kind, namespace, name in named if namespace == "kube-system"]
-    assert guest == ("RoleBinding", "agentctl-apiserver")
+    guests = {each for each in named if each[1] not in (None, SYSTEM)}
+    with_keda = {
+        ("Role", KEDA, "agentctl-operator"),
+        ("RoleBinding", KEDA, "agentctl-operator"),
+        ("Secret", KEDA, "agentctl-scaler-client"),
+    }
+    assert guests - with_keda == {("RoleBinding", "kube-system", "agentctl-apiserver")}
+    assert guests & with_keda == (with_keda if overlay.endswith("-keda") else set())
     assert ("Namespace", None, SYSTEM) in named
 
 
@@ -142,6 +147,7 @@ def test_the_services_of_the_mesh_are_there_and_lead_to_pods(overlay: str) -> No
         ("operator", mesh.IDENTITY),
         ("apiserver", mesh.APISERVER),
         ("admission", mesh.ADMISSION),
+        ("scaler", mesh.SCALER),
     ):
         [port] = [port for port in services[name]["ports"] if port["port"] == component.port]
         selected = [
@@ -201,11 +207,53 @@ def test_agents_get_the_image_of_the_operator(overlay: str) -> None:
     assert environment["OPERATOR_AGENT_IMAGE"] == operator["image"]
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_keda_finds_the_scaler_and_its_certificate_where_it_is_installed_only(overlay: str) -> None:
+    things = {(thing["kind"], thing["metadata"]["name"]): thing for thing in built(overlay)}
+    [operator] = [c for pod in pods(overlay) for c in containers(pod) if c["name"] == "operator"]
+    told = {each["name"]: each.get("value") for each in operator["env"]}
+    proof = things.get(("ClusterTriggerAuthentication", "agentctl-scaler"))
+    if not overlay.endswith("-keda"):
+        assert proof is None
+        assert not {"AGENTCTL_SCALER_ADDRESS", "OPERATOR_KEDA_NAMESPACE"} & told.keys()
+        return
+    assert proof is not None
+    assert told["AGENTCTL_SCALER_ADDRESS"] == f"scaler.{SYSTEM}.svc:{mesh.SCALER.port}"
+    assert things["Service", "scaler"]["spec"]["clusterIP"] == "None"
+    assert told["OPERATOR_KEDA_NAMESPACE"] == KEDA
+    name = "agentctl-scaler-client"
+    assert {(each["parameter"], each["name"], each["key"]) for each in proof["spec"]["secretTargetRef"]} == {
+        ("caCert", name, "ca.crt"),
+        ("tlsClientCert", name, "tls.crt"),
+        ("tlsClientKey", name, "tls.key"),
+    }
+    secret = things["Secret", name]
+    assert secret["type"] == "Opaque"
+    assert not {"data", "stringData"} & secret.keys(), "to apply this again would empty it"
+    [role] = [t for t in built(overlay) if (t["kind"], t["metadata"].get("namespace")) == ("Role", KEDA)]
+    [rule] = role["rules"]
+    assert (rule["resources"], rule["resourceNames"]) == (["secrets"], [name])
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.parent.name)
 def test_the_network_policies_are_those_of_the_mesh_table(path: Any) -> None:
     assert path.read_text() == text(path), "run python -m integration.cluster.policies"
     for policy in yaml.safe_load_all(path.read_text()):
         kubernetes_validate.validate(policy, "1.36", strict=True)
+        for rule in policy["spec"].get("ingress", ()):
+            assert rule.get("from") != [], "an empty list is everybody"
+
+
+def test_the_scaler_is_reached_by_keda_and_clients_alone() -> None:
+    [path] = [path for path in FILES if "tenant" not in path.parts]
+    policies = {each["metadata"]["name"]: each["spec"] for each in yaml.safe_load_all(path.read_text())}
+    [rule] = policies["externalscaler"]["ingress"]
+    keda, clients = rule["from"]
+    assert keda == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": KEDA}}}
+    assert clients["podSelector"]["matchLabels"] == {"agentctl.dev/client": "true"}
+    [coordination] = policies["coordination"]["ingress"]
+    [components] = coordination["from"][0]["podSelector"]["matchExpressions"]
+    assert "scaler" in components["values"]
 
 
 def test_agents_are_called_by_the_control_plane_and_clients_and_measured_by_prometheus_alone() -> None:
