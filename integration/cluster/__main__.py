@@ -1,4 +1,4 @@
-"""The node: up, down, load, status, kill; docker and base where our image cannot be built otherwise."""
+"""The node: up, down, load, status, kill, KEDA; docker and base where our image cannot be built otherwise."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from . import keda
 from .docker import base_image, docker_host
 from .node import Node
 from .parts import PartError
@@ -23,6 +24,8 @@ def _arguments() -> argparse.Namespace:
     verbs.add_parser("status", help="one line a part")
     verbs.add_parser("load", help="import an image").add_argument("archive", type=Path)
     verbs.add_parser("kill", help="kill -9 one part; up starts it again").add_argument("part")
+    of_keda = verbs.add_parser("keda", help="install KEDA; built in about five minutes, once")
+    of_keda.add_argument("--remove", action="store_true", help="with its kinds and all objects of them")
     verbs.add_parser("docker", help="start a private dockerd; prints its DOCKER_HOST")
     base = verbs.add_parser("base", help="give that dockerd a stand-in for Python's official image")
     base.add_argument("name", nargs="?", default="python:3.11-slim-bookworm")
@@ -42,6 +45,8 @@ def _act(arguments: argparse.Namespace, place: Place) -> list[str]:
             node.load(arguments.archive)
         case "kill":
             node.kill(arguments.part)
+        case "keda":
+            (keda.remove if arguments.remove else keda.install)(place)
         case "down":
             node.down()
         case "status":

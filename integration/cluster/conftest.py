@@ -108,3 +108,21 @@ def guarded(kubectl: Kubectl) -> Iterator[None]:
     folder = "integration/cluster/guarded"
     with installed(kubectl, folder, "operator", "coordination", "apiserver", "admission", "provider"):
         yield
+
+
+@pytest.fixture(scope="module")
+def keda(kubectl: Kubectl) -> None:
+    """KEDA, which is not ours to install."""
+    if not kubectl("get", "crd", "scaledobjects.keda.sh", "--ignore-not-found"):
+        pytest.skip("there is no KEDA; on the node `python -m integration.cluster keda` installs it")
+
+
+@pytest.fixture(scope="module")
+def scaled(kubectl: Kubectl, keda: None) -> Iterator[None]:
+    """The overlay dev-keda, installed; afterwards removed."""
+    with installed(
+        kubectl,
+        "k8s/overlays/dev-keda",
+        *("operator", "coordination", "apiserver", "admission", "provider", "scaler"),
+    ):
+        yield

@@ -175,13 +175,14 @@ def is_ready(pod: Object) -> bool:
 
 def world(kubectl: Kubectl, namespace: str) -> World:
     """With the double at work in the namespace; it goes with that."""
-    made = World(kubectl, namespace, _authority(kubectl))
+    made = World(kubectl, namespace, authority_of(kubectl))
     kubectl.apply(*_double(made))
     kubectl.wait("condition=Ready", f"pod/{_NAME}", namespace)
     return made
 
 
-def _authority(kubectl: Kubectl) -> Authority:
+def authority_of(kubectl: Kubectl) -> Authority:
+    """That of the installation, which the administrator of the cluster can read."""
     secret = kubectl.get("secret", "agentctl-ca", "-n", SYSTEM)
     return kept.load(b64decode(secret["data"]["keyring.json"]).decode()).authority(datetime.now(UTC))
 
