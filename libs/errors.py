@@ -8,6 +8,9 @@ MeshError                 has a status code and a reason; the doorway turns it i
 ├── ConflictError         ABORTED; the caller's view is out of date
 │   └── ExistsError       ALREADY_EXISTS; another thing has that id
 ├── PreconditionError     FAILED_PRECONDITION; the state of things forbids it, a retry does not help
+│   ├── StaleShardError    a queue is not divided as the caller says
+│   ├── ShardRequiredError a queue is divided, and the caller names no shard
+│   └── QueueInUseError    a queue's items are held
 ├── ExhaustedError        RESOURCE_EXHAUSTED; a cap is reached
 ├── DeadlineError         DEADLINE_EXCEEDED
 ├── UnimplementedError    UNIMPLEMENTED
@@ -18,6 +21,8 @@ MeshError                 has a status code and a reason; the doorway turns it i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 from grpc import StatusCode
@@ -28,6 +33,8 @@ class MeshError(Exception):
 
     code: ClassVar[StatusCode] = StatusCode.UNKNOWN
     reason: ClassVar[str] = "UNKNOWN"
+    facts: Mapping[str, str] = MappingProxyType({})
+    """What programs may want to know beside the reason: few and short."""
 
 
 class InvalidError(MeshError):
@@ -82,6 +89,24 @@ class PreconditionError(MeshError):
 
     code = StatusCode.FAILED_PRECONDITION
     reason = "PRECONDITION"
+
+
+class StaleShardError(PreconditionError):
+    """The queue is not divided as the caller says. Nothing was granted or changed."""
+
+    reason = "STALE_SHARD"
+
+
+class ShardRequiredError(PreconditionError):
+    """The queue is divided, and the claim names no shard. Nothing was granted."""
+
+    reason = "SHARD_REQUIRED"
+
+
+class QueueInUseError(PreconditionError):
+    """Items of the queue are held; until they are not, it cannot be divided in another way."""
+
+    reason = "QUEUE_IN_USE"
 
 
 class ExhaustedError(MeshError):

@@ -11,6 +11,7 @@ fence, replay, drain, trace context.
 
 from __future__ import annotations
 
+from libs.errors import ShardRequiredError, StaleShardError
 from libs.ids import new_id
 
 from .claims import Shard
@@ -23,8 +24,6 @@ from .errors import (
     Release,
     Retry,
     SettledError,
-    ShardRequiredError,
-    StaleShardError,
 )
 from .item import Backoff, Submission, Work
 from .producer import Producer

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import work_pb2
-from libs.errors import ConflictError, ExhaustedError, PreconditionError
+from libs.errors import ConflictError, ExhaustedError
 
 
 class QueueFullError(ExhaustedError):
@@ -43,18 +43,6 @@ class SettledError(ConflictError):
     def __init__(self, state: work_pb2.WorkState.ValueType) -> None:
         super().__init__(f"already {work_pb2.WorkState.Name(state).removeprefix('WORK_STATE_')}")
         self.state = state
-
-
-class StaleShardError(PreconditionError):
-    """The queue is not divided as the claim says. Nothing was granted."""
-
-    reason = "STALE_SHARD"
-
-
-class ShardRequiredError(PreconditionError):
-    """The queue is divided, and the claim names no shard. Nothing was granted."""
-
-    reason = "SHARD_REQUIRED"
 
 
 class Retry(Exception):

@@ -12,19 +12,18 @@ import anyio
 from opentelemetry.context import attach, detach
 
 from libs import telemetry
-from libs.errors import InvalidError, MeshError, PreconditionError
+from libs.errors import InvalidError, MeshError, ShardRequiredError, StaleShardError
 
 from .claims import Options, Shard
 from .client import Client
 from .coalesce import TRANSIENT, pauses
-from .errors import Fatal, Release, Retry, ShardRequiredError, StaleShardError
+from .errors import Fatal, Release, Retry
 from .keeper import Held, Stop
 from .task import Result, Task
 
 Handler = Callable[[Task], Awaitable[bytes | Result | None]]
 
 log = logging.getLogger(__name__)
-_NOT_OUR_SHARD = {StaleShardError.reason, ShardRequiredError.reason}
 _LAST_WORDS = 1.0  # how long a cancelled worker may take to settle or release what it holds
 
 
@@ -138,13 +137,13 @@ class Worker:
                 except TRANSIENT as error:
                     log.warning("cannot claim from %s, trying again: %s", self._options.queues, error)
                     await self._idling(asyncio.sleep(next(backoff)))
-                except PreconditionError as error:
-                    if error.reason not in _NOT_OUR_SHARD:
-                        raise
+                except (StaleShardError, ShardRequiredError) as error:
                     self._refused(str(error))
                     await self._idling(asyncio.sleep(next(refused)))
+                else:
+                    refused = pauses(2.0, 10.0)
             if task is not None:
-                backoff, refused = pauses(), pauses(2.0, 10.0)
+                backoff = pauses()
                 task = await self._work(task, handler)
 
     async def _claim(self) -> Task | None:

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import dataclass
 
-from .work import Item, QueueStats, State
+from libs.errors import ShardRequiredError, StaleShardError
+
+from .work import Item, QueueStats, Shard, State
+
+REMEMBERED = 60.0  # seconds for which a claim that was refused is told
 
 Obstacle = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The last claim of a queue that was refused for its shard, or for having none."""
+
+    shard: Shard | None
+    ago: float  # seconds
 
 
 def obstacles(
@@ -15,10 +28,11 @@ def obstacles(
     ahead: tuple[str, State] | None,
     parked: int,
     shards: Set[int | None] = frozenset(),
+    refused: Refused | None = None,
 ) -> list[Obstacle]:
     """What stands in the way of an item, or of the queue when there is none. Empty: nothing does.
     `ahead`: the head of a blocked item's ordering key. `parked`: claims that wait here, and `shards` those
-    that they are of.
+    that they are of. `refused` is left out when it is long ago, or would be accepted now.
     """
     found: list[Obstacle] = []
     if item is not None and (own := _of_item(item, ahead)):
@@ -29,6 +43,9 @@ def obstacles(
         found.append(("PAUSED", "the queue is paused; `agentctl queues resume` ends that"))
     if item is None and not stats.ready:
         found.append(_of_empty_queue(stats))
+    refusal = refused and _of_claims(stats, refused)
+    if refusal:
+        found.append(refusal)
     shard = item.shard if item is not None and item.state is State.READY else None
     if shard is not None and shard not in shards:
         found.append(
@@ -38,7 +55,7 @@ def obstacles(
                 " and is it not busy?",
             )
         )
-    elif stats.ready and not parked:
+    elif stats.ready and not parked and not refusal:
         found.append(
             (
                 "NO_WORKER_POLLING",
@@ -71,6 +88,16 @@ def _of_item(item: Item, ahead: tuple[str, State] | None) -> Obstacle | None:
         case State.DEAD:
             cause = item.dead_cause.name if item.dead_cause else "unknown"
             return "DEAD", f"it is in the dead letters (cause {cause}); redrive or purge it"
+    return None
+
+
+def _of_claims(stats: QueueStats, refused: Refused) -> Obstacle | None:
+    if refused.ago > REMEMBERED:
+        return None
+    try:
+        stats.policy.shards.check(stats.name, refused.shard)
+    except (StaleShardError, ShardRequiredError) as error:
+        return "CLAIMS_REFUSED", f"{error.reason}: {error} (the last was refused {refused.ago:.0f} s ago)"
     return None
 
 

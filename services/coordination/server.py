@@ -10,7 +10,7 @@ from functools import partial
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import coordination_service_pb2_grpc as pb_grpc
 from agentctl.coordination.v1 import work_pb2
-from libs.errors import ExhaustedError, MeshError, NotFoundError
+from libs.errors import ExhaustedError, MeshError, NotFoundError, ShardRequiredError, StaleShardError
 from libs.identity import Kind, Principal
 from libs.rpc.call import Call
 
@@ -28,6 +28,7 @@ from .work import (
     Lease,
     Policy,
     QueueStats,
+    Shard,
 )
 
 _POLL = 1.0  # seconds between two looks of a watch that nobody woke, in case a wake was lost on the way
@@ -35,6 +36,7 @@ _MARGIN = 0.2  # an empty answer leaves this long before the caller's deadline
 _RESULTS_PAGE = 200
 _MOST_QUEUES = 2000  # in one answer; a namespace has at most half as many
 _PACE = 0.05  # seconds at least between two looks of one watch: what settles together leaves together
+_MOST_REFUSED = 10_000  # queues whose last refused claim is remembered
 _ANSWER_BYTES = 3_500_000  # callers take 4 MiB
 
 Background = Callable[[Coroutine[object, object, None]], None]
@@ -49,6 +51,7 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         self._background = background
         self._meter = RateMeter()
         self._known: dict[str, Access] = {}
+        self._refused: dict[str, tuple[float, Shard | None]] = {}  # queue → the last, by the monotonic clock
 
     # --- Work ---
 
@@ -324,7 +327,12 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         stats = (await self._store.queues([queue], None))[0]
         ahead = await self._store.ahead(item.id) if item else None
         waiting = self._waiting
-        obstacles = explain.obstacles(stats, item, ahead, waiting.parked(queue), waiting.shards(queue))
+        refused = None
+        if (last := self._refused.get(queue)) is not None:
+            refused = explain.Refused(last[1], time.monotonic() - last[0])
+        obstacles = explain.obstacles(
+            stats, item, ahead, waiting.parked(queue), waiting.shards(queue), refused
+        )
         return pb.ExplainResponse(
             obstacles=[pb.Obstacle(code=code, detail=detail) for code, detail in obstacles],
             queue=self._queue(stats),
@@ -354,12 +362,20 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
         """What is granted, and when that was asked of the store: the leases may run since then, whatever the
         commit and the way back took.
         """
+        more = False
         for order in orders:
             asked = time.monotonic()
-            granted = await self._store.claim(order)
+            try:
+                granted = await self._store.claim(order)
+            except (StaleShardError, ShardRequiredError):
+                if len(self._refused) > _MOST_REFUSED:
+                    self._refused.clear()
+                self._refused[order.queue] = time.monotonic(), order.shard
+                raise
             if granted.grants:
                 return granted, asked
-        return Granted(()), time.monotonic()
+            more |= granted.more
+        return Granted((), more), time.monotonic()
 
     async def _park(self, orders: Sequence[ClaimOrder], wait: float) -> tuple[Granted, float]:
         clock = asyncio.get_running_loop().time
@@ -373,7 +389,8 @@ class Coordination(pb_grpc.CoordinationServiceServicer):
                 left = end - clock()
                 if granted.grants or left <= 0 or self._waiting.draining:
                     break
-                await waiter.wait(left)
+                if not granted.more:
+                    await waiter.wait(left)
         if granted.grants:  # our wake may have been for what we have not looked at
             names = [order.queue for order in orders]
             for name in names[names.index(granted.grants[0].queue) + (not granted.more) :]:

@@ -2,7 +2,8 @@
 
 A parked claim registers before its last look, so no wake-up is lost. As many are woken as there is work,
 the one parked last first; one that goes away without having looked passes its wake on. A wake does not say
-of which shard the work is, so it goes to all that wait for one, no more often than that costs little.
+of which shard the work is, so it goes to all that wait for one, no more often than that costs little, and
+need not be passed on.
 """
 
 from __future__ import annotations
@@ -58,9 +59,8 @@ class Waiting:
         self.drained = asyncio.Event()  # set: nobody shall wait any more
         self._parked: dict[str, dict[Waiter, None]] = {}  # queue → waiters, the last parked last
         self._sharded: dict[str, dict[Waiter, None]] = {}  # those of them that wait for a shard
-        self._paced: dict[
-            str, bool
-        ] = {}  # queue whose shards were woken just now → whether they must be again
+        # queue whose shards were woken just now → whether they must be again
+        self._paced: dict[str, bool] = {}
         self._holders: dict[str, int] = {}
         self._parked_total = 0
         self._watches: dict[str, dict[asyncio.Event, None]] = {"": {}}  # queue → events; "": of any queue
@@ -167,7 +167,7 @@ class Waiting:
             self._holders[holder] -= 1
             if not self._holders[holder]:
                 del self._holders[holder]
-            if waiter.woken is not None and waiter.woken.done():
+            if shard is None and waiter.woken is not None and waiter.woken.done():
                 for queue in queues:  # gone without having looked since: somebody else should
                     self.wake(queue, 1)
 

@@ -113,7 +113,11 @@ _is_queue = lru_cache(maxsize=4096)(_QUEUE.fullmatch)  # few names, asked with e
 def queue_name(name: str, field: str = "queue") -> str:
     """A checked queue name."""
     if not _is_queue(name):
-        raise invalid(field, "must be namespace/name: DNS labels, the name may have dots, at most 200 bytes")
+        raise invalid(
+            field,
+            "must be namespace/name: the namespace a DNS label, the name 1 to 200 lower-case letters, digits,"
+            " dots and dashes, a letter or digit first and last",
+        )
     return name
 
 
@@ -430,7 +434,10 @@ def policy_changes(given: work_pb2.QueuePolicy, current: Policy) -> dict[str, ob
             raise invalid("policy.agents", "must be at most 64 names of agents")
         changes["agents"] = names
     if given.HasField("shards"):
-        changes["shards"] = Sharding(_within(given.shards.count, "policy.shards.count", 0, MAX_SHARDS))
+        changes["shards"] = Sharding(
+            _within(given.shards.count, "policy.shards.count", 0, MAX_SHARDS),
+            _within(given.shards.epoch, "policy.shards.epoch", 0, MAX_EPOCH),
+        )
     return changes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from libs.errors import PreconditionError
+from libs.errors import QueueInUseError, ShardRequiredError, StaleShardError
 
 MINUTE_MS = 60_000
 DAY_MS = 24 * 60 * MINUTE_MS
@@ -92,33 +92,33 @@ class Sharding:
     count: int = 0
     epoch: int = 0
 
-    def resized(self, count: int) -> Sharding:
-        return self if count == self.count else Sharding(count, self.epoch + 1)
+    def resized(self, wanted: Sharding, above: int = 0) -> Sharding:
+        """With the wanted count: unless it is the same, with a new epoch, more than `above`. StaleShardError
+        when `wanted` then names an epoch (0: none) that is not this one.
+        """
+        if wanted.count == self.count:
+            return self
+        if wanted.epoch not in (0, self.epoch):
+            raise StaleShardError(f"the queue has {self}, the change is for epoch {wanted.epoch}")
+        return Sharding(wanted.count, max(self.epoch, above) + 1)
 
-    def check(self, shard: Shard | None) -> None:
-        """StaleShardError or ShardRequiredError unless a claim with this shard fits."""
+    def check_unused(self, held: int) -> None:
+        """QueueInUseError if so many held items forbid that the queue is divided in another way than this."""
+        if held:
+            raise QueueInUseError(f"the queue has {self}, {held} items are held; stop who works on it first")
+
+    def check(self, queue: str, shard: Shard | None) -> None:
+        """StaleShardError or ShardRequiredError unless a claim of the queue with this shard fits."""
         if shard is None:
             if self.count:
-                raise ShardRequiredError(f"the queue has {self}; a claim must name its shard")
+                raise ShardRequiredError(f"queue {queue} has {self}; a claim must name its shard")
         elif not self.count or (shard.count, shard.epoch) != (self.count, self.epoch):
             raise StaleShardError(
-                f"the queue has {self}, the claim is for {shard.count}, epoch {shard.epoch}"
+                f"queue {queue} has {self}, the claim is for {shard.count}, epoch {shard.epoch}"
             )
 
     def __str__(self) -> str:
         return f"{self.count} shards, epoch {self.epoch}"
-
-
-class StaleShardError(PreconditionError):
-    """The shards of the queue are others than those of the claim."""
-
-    reason = "STALE_SHARD"
-
-
-class ShardRequiredError(PreconditionError):
-    """The queue has shards, the claim has none."""
-
-    reason = "SHARD_REQUIRED"
 
 
 def shard_hash(key: bytes) -> int:
@@ -367,7 +367,7 @@ class SubmitVerdict:
 
 @dataclass(slots=True)
 class Granted:
-    """What a claim got."""
+    """What a claim got. None and `more`: there may be some at once."""
 
     grants: tuple[Grant, ...]
     more: bool = False
@@ -461,12 +461,12 @@ class Results:
     held_back: bool = False
 
 
-def amend(policy: Policy, changes: Mapping[str, object]) -> Policy:
-    """The policy with these fields changed (of `shards` only the count is read); raises ValueError when the
-    bounds contradict each other.
+def amend(policy: Policy, changes: Mapping[str, object], epochs_above: int = 0) -> Policy:
+    """The policy with these fields changed, `shards` by `Sharding.resized`. ValueError when the bounds
+    contradict each other.
     """
     amended = replace(policy, **changes)  # type: ignore[arg-type]  # keys come from one table in wire.py
-    amended = replace(amended, shards=policy.shards.resized(amended.shards.count))
+    amended = replace(amended, shards=policy.shards.resized(amended.shards, epochs_above))
     low, high = amended.min_lease_ms, amended.max_lease_ms
     if not low <= amended.default_lease_ms <= high:
         raise ValueError(f"default_lease: must be within min_lease ({low} ms) and max_lease ({high} ms)")

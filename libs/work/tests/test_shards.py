@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from datetime import timedelta
+from itertools import count
 
 import pytest
 
@@ -60,6 +62,31 @@ async def test_a_worker_of_a_stale_shard_waits_says_so_once_and_works_when_it_is
     said = [record.getMessage() for record in caplog.records]
     assert sum("nothing to claim" in each for each in said) == 1
     assert sum("again" in each for each in said) == 1
+
+
+async def test_a_worker_that_was_answered_begins_its_pauses_anew(
+    client: Client, server: FakeCoordination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[int] = []
+
+    def pauses(*bounds: float) -> Iterator[float]:
+        for n in count():
+            waited.append(n)
+            yield 0.0
+
+    async def never(task: Task) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("libs.work.worker.pauses", pauses)
+    server.shards = (3, 8)
+    async with working(client, never, shard=OURS, wait=timedelta(milliseconds=5)):
+        await server.until(lambda: len(waited) >= 3)
+        server.shards = (3, 7)
+        claims = len(server.of("Claim"))
+        await server.until(lambda: len(server.of("Claim")) >= claims + 3)
+        before, server.shards = len(waited), (3, 8)
+        await server.until(lambda: len(waited) > before)
+    assert (waited[before - 1] > 0, waited[before]) == (True, 0)
 
 
 async def test_a_worker_without_a_shard_waits_too(client: Client, server: FakeCoordination) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import work_pb2
+from libs.errors import QueueInUseError
 from libs.exits import Exit
 from libs.work import Shard
 
@@ -32,21 +35,24 @@ async def test_it_does_the_items_of_its_shard_and_no_others(tmp_path):
         assert states == {(0, READY), (1, SUCCEEDED)}
 
 
-async def test_when_the_queue_is_divided_anew_it_finishes_what_it_has_and_stays_without_work(tmp_path):
+async def test_when_the_queue_is_divided_anew_after_what_it_has_is_done_it_stays_without_work(tmp_path):
     turns = Turns(1)
     async with fleet(tmp_path) as it:
         epoch = await divide(it, 2)
         held = await it.submit("b")
         async with it.agent(Engine(turns), slots=2, shard=Shard(1, 2, epoch)) as (agent, life):
             await turns.until(1)
-            assert await divide(it, 3) == epoch + 1
-            later = await it.submit("b")
+            with pytest.raises(QueueInUseError):
+                await divide(it, 3)
             turns.go.release()
             await it.until(held, SUCCEEDED)
             assert (await it.item(held)).attempt == 1
+            later_epoch = await divide(it, 3)
+            assert later_epoch > epoch
+            later = await it.submit("b")
             await agent.ready()
             assert not life.done()
         assert life.result() is Exit.OK
         assert await it.is_handed_back(later)
-        async with it.agent(Engine(), shard=Shard((await it.item(later)).shard, 3, epoch + 1)):
+        async with it.agent(Engine(), shard=Shard((await it.item(later)).shard, 3, later_epoch)):
             await it.until(later, SUCCEEDED)

@@ -71,7 +71,8 @@ class Store(ABC):
         Each grant counts an attempt and takes a new token. Payloads are cut to max_bytes before anything
         is leased, but never below one item. Nothing is granted from a paused or unknown queue. With a
         request_id whose grants (to this holder) live in part, those are answered with the time left;
-        InvalidError if request_args differ. `more`: at least one item stayed ready. With dedupe_key: only
+        InvalidError if request_args differ. `more`: at least one item stayed ready; beside no grant: items of
+        a queue that was divided anew are still on their way, ask again at once. With dedupe_key: only
         the item that holds it. If the caller was cancelled after the grant was made, the store takes it
         back uncounted and voids the request_id, at most MAX_REFUNDS times an item. Never writes when it
         grants nothing, unless the queue was divided anew.
@@ -128,7 +129,10 @@ class Store(ABC):
 
     @abstractmethod
     async def release_worker(self, namespace: str, uid: str, reason: str) -> int:
-        """Release every live lease whose holder is the pod `uid` in `namespace`; how many there were."""
+        """Release every live lease whose holder is the pod `uid` in `namespace`; how many there were. After
+        MAX_REFUNDS of these and of `take_back` together an item goes back counted, with a failure; DEAD
+        if that was its last attempt.
+        """
 
     # Looking
 
@@ -193,8 +197,9 @@ class Store(ABC):
     async def configure(self, queue: str, changes: Mapping[str, object]) -> QueueStats:
         """Change these fields of the policy, making the queue if it is new. ValueError, nothing changed,
         when the bounds contradict each other (`work.amend`). ExhaustedError: the namespace has its most
-        queues. A change of `shards` re-places all items that nobody holds, and the others when they come
-        back; parked claims are woken, so that they hear of it.
+        queues. A change of the count of `shards` re-places all items, some when they next get ready; parked
+        claims are woken, so that they hear of it. Nothing is changed with StaleShardError, when it names an
+        epoch that is not the queue's, and with QueueInUseError, when an item is LEASED at that moment.
         """
 
     @abstractmethod

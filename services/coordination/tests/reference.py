@@ -277,11 +277,26 @@ class Reference:
                     if lease in granted:
                         del self.requests[key]
 
+    def release_worker(self, namespace: str, uid: str, reason: str, answer: int) -> None:
+        """The pod may hold items that are not known here."""
+        where, pod = f"/ns/{namespace}/agent/", f"/{uid}"
+        held = [t for t in self.things.values() if where in t.holder and t.holder.endswith(pod)]
+        held = [t for t in held if self.live(Lease(t.new.id, t.token), t.holder)]
+        assert answer >= len(held)
+        for thing in held:
+            thing.refunds += 1
+            if counted := thing.refunds > MAX_REFUNDS:
+                thing.failures = min(thing.failures + 1, MAX_FAILURES)
+            self._give_back(thing, None, counted=counted)
+
     def _give_back(self, thing: Thing, place: int | None, *, counted: bool = False) -> None:
         thing.attempt -= not counted
         thing.lost = Lost.RELEASED
         if thing.cancel_asked:
             self._settle(thing, State.CANCELED)
+        elif thing.attempt >= thing.new.max_attempts:
+            self._settle(thing, State.DEAD)
+            thing.cause = DeadCause.ATTEMPTS
         else:
             self._wait(thing, 0, place)
 

@@ -170,7 +170,7 @@ class Plane:
 
 @asynccontextmanager
 async def in_memory(wake: Wake) -> AsyncIterator[Store]:
-    async with running(MemoryStore(wake)) as store:
+    async with running(MemoryStore(wake, epoch=0)) as store:
         yield store
 
 

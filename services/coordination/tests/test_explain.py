@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from ..explain import obstacles
+from ..explain import Refused, obstacles
 from ..rates import RateMeter, Rates
-from ..work import DeadCause, Item, Policy, QueueStats, State
+from ..work import DeadCause, Item, Policy, QueueStats, Shard, Sharding, State
 
 HEAD = "0190c42e-0000-7000-8000-000000000001"
 
 
 def queue(**changes: Any) -> QueueStats:
-    return QueueStats("demo/docs", Policy(), **changes)
+    return QueueStats(**{"name": "demo/docs", "policy": Policy(), **changes})
 
 
 def item(state: State, **changes: Any) -> Item:
@@ -86,6 +86,34 @@ def test_totals_that_fell_give_no_negative_rate():
     meter = RateMeter()
     meter.observe(queue(settled_total=10), 0.0)
     assert meter.observe(queue(settled_total=5), 5.0).settled == 0  # a redrive takes settles back
+
+
+@pytest.mark.parametrize(
+    ("sharding", "shard", "ago", "parked", "codes"),
+    [
+        (Sharding(3, 7), Shard(0, 2, 6), 59.0, 0, ["CLAIMS_REFUSED"]),
+        (Sharding(3, 7), Shard(0, 2, 6), 61.0, 0, ["NO_WORKER_POLLING"]),
+        (Sharding(3, 7), None, 1.0, 2, ["CLAIMS_REFUSED"]),
+        (Sharding(0, 8), Shard(0, 3, 7), 1.0, 1, ["CLAIMS_REFUSED"]),
+        (Sharding(3, 7), Shard(0, 3, 7), 1.0, 0, ["NO_WORKER_POLLING"]),  # right again
+    ],
+)
+def test_of_a_queue_whose_claims_are_refused(sharding, shard, ago, parked, codes):
+    stats = queue(ready=1, policy=Policy(shards=sharding))
+    found = obstacles(stats, None, None, parked, refused=Refused(shard, ago))
+    assert [code for code, _ in found] == codes
+    assert all(f"has {sharding}" in words for code, words in found if code == "CLAIMS_REFUSED")
+
+
+def test_an_item_that_is_held_or_done_minds_no_refused_claims():
+    stats = queue(policy=Policy(shards=Sharding(3, 7)))
+    for state, codes in (
+        (State.DELAYED, ["DELAYED", "CLAIMS_REFUSED"]),
+        (State.LEASED, ["LEASED"]),
+        (State.SUCCEEDED, ["SETTLED"]),
+    ):
+        found = obstacles(stats, item(state), None, 0, refused=Refused(None, 1.0))
+        assert [code for code, _ in found] == codes
 
 
 @pytest.mark.parametrize(

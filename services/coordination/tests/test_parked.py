@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -16,9 +16,11 @@ from libs.errors import ExhaustedError, PreconditionError
 from libs.identity import Principal
 from libs.rpc.call import Call
 
+from ..store.memory import MemoryStore
 from ..waiting import Waiting
-from ..work import item_hash
+from ..work import ClaimOrder, Granted, item_hash
 from .conftest import item as new_item
+from .conftest import running
 from .served import AGENT, FRONTS, QUEUE, ROOT, TWIN, ack, draining, in_memory, lease, plane, seconds, work
 
 LEASED = work_pb2.WORK_STATE_LEASED
@@ -285,6 +287,29 @@ async def test_a_holder_that_parks_too_many_is_refused_and_others_are_not(tmp_pa
             claim.cancel()
         await it.parked(0)
         assert await it.claim(wait=0.1) == []
+
+
+@pytest.mark.parametrize("front", FRONTS)
+async def test_a_claim_that_is_told_to_ask_again_does_so_while_it_may_wait(tmp_path, front):
+    class Moving(MemoryStore):
+        """Items are on their way to their shards for so many looks."""
+
+        looks = 3
+
+        async def claim(self, order: ClaimOrder) -> Granted:
+            self.looks -= 1
+            return await super().claim(order) if self.looks < 0 else Granted((), more=True)
+
+    @asynccontextmanager
+    async def moving(wake):
+        async with running(Moving(wake)) as store:
+            yield store
+
+    async with plane(tmp_path, front, moving) as it:
+        await it.submit()
+        answer = await (await it.stub(AGENT)).Claim(pb.ClaimRequest(queues=[QUEUE]))
+        assert (len(answer.grants), answer.more) == (0, True)
+        assert len(await soon(it.claiming())) == 1
 
 
 def shard(index: int, count: int = 4, epoch: int = 1) -> work_pb2.Shard:

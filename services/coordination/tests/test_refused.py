@@ -124,6 +124,10 @@ CASES = [
         ("ConfigureQueue", policy(shards=work_pb2.Sharding(count=n)), "policy.shards.count")
         for n in (-1, 1025)
     ),
+    *(
+        ("ConfigureQueue", policy(shards=work_pb2.Sharding(count=1, epoch=n)), "policy.shards.epoch")
+        for n in (-1, (1 << 50) + 1)
+    ),
     ("Submit", submit(shard_key="s" * 257), "items[1].shard_key"),
     ("Submit", submit(labels={str(n): "" for n in range(33)}), "items[1].labels"),
     ("Submit", submit(labels={"": "x"}), "items[1].labels['']"),

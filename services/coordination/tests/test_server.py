@@ -10,7 +10,15 @@ import pytest
 
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import work_pb2
-from libs.errors import ExhaustedError, InvalidError, NotFoundError, PreconditionError
+from libs.errors import (
+    ExhaustedError,
+    InvalidError,
+    NotFoundError,
+    PreconditionError,
+    QueueInUseError,
+    ShardRequiredError,
+    StaleShardError,
+)
 
 from ..work import item_hash
 from .served import AGENT, FRONTS, QUEUE, ROOT, TWIN, ack, lease, plane, seconds, work
@@ -143,7 +151,7 @@ async def test_ack_stands_when_its_claim_next_cannot_run(it):
 
 
 async def test_a_claim_of_a_stale_shard_or_of_none_is_refused_with_its_reason(it):
-    configured = await it.configure(shards=work_pb2.Sharding(count=3, epoch=55))
+    configured = await it.configure(shards=work_pb2.Sharding(count=3))
     assert configured.policy.shards == work_pb2.Sharding(count=3, epoch=1)
     await it.submit()
     for shard, reason in (
@@ -157,16 +165,59 @@ async def test_a_claim_of_a_stale_shard_or_of_none_is_refused_with_its_reason(it
     assert (await it.queue()).granted_total == 0
 
 
+async def test_a_refusal_of_a_claim_of_many_queues_names_the_one(it):
+    await it.configure(queue="demo/a")
+    await it.configure(queue="demo/b", shards=work_pb2.Sharding(count=2))
+    with pytest.raises(ShardRequiredError, match="queue demo/b has 2 shards, epoch 1"):
+        await it.claim(role=ROOT, queues=["demo/a", "demo/b"])
+
+
+async def test_explain_says_that_claims_are_refused_until_they_fit_again(it):
+    stub = await it.stub()
+
+    async def first(**what):
+        obstacle = (await stub.Explain(pb.ExplainRequest(**what))).obstacles[0]
+        return obstacle.code, obstacle.detail.partition(" (")[0]
+
+    claim = it.claiming()
+    await it.parked(1)
+    await it.configure(shards=work_pb2.Sharding(count=2))
+    with pytest.raises(ShardRequiredError):
+        await claim
+    (id,) = await it.submit()
+    said = f"SHARD_REQUIRED: queue {QUEUE} has 2 shards, epoch 1; a claim must name its shard"
+    assert await first(queue=QUEUE) == await first(item_id=id) == ("CLAIMS_REFUSED", said)
+    await it.configure(shards=work_pb2.Sharding(count=0))
+    assert (await first(queue=QUEUE))[0] == "NO_WORKER_POLLING"
+    with pytest.raises(StaleShardError):
+        await it.claim(shard=work_pb2.Shard(index=1, count=2, epoch=1))
+    said = f"STALE_SHARD: queue {QUEUE} has 0 shards, epoch 2, the claim is for 2, epoch 1"
+    assert await first(queue=QUEUE) == ("CLAIMS_REFUSED", said)
+
+
 async def test_ack_stands_when_the_shard_of_its_claim_next_is_stale(it):
     await it.submit(work(), work())
-    grant = await it.take()
     await it.configure(shards=work_pb2.Sharding(count=1))
+    grant = await it.take(shard=work_pb2.Shard(count=1, epoch=1))
     stub = await it.stub(AGENT)
     claim_next = pb.ClaimRequest(queues=[QUEUE], shard=work_pb2.Shard(count=2, epoch=1))
     answer = await stub.Ack(pb.AckRequest(acks=[ack(grant)], claim_next=claim_next))
     assert answer.verdicts[0].status == OK
     assert answer.claim_error.startswith("STALE_SHARD: ")
     assert not answer.HasField("claim")
+
+
+async def test_shards_change_at_the_named_epoch_only_and_not_while_items_are_held(it):
+    await it.configure(shards=work_pb2.Sharding(count=1))
+    with pytest.raises(StaleShardError, match="1 shards, epoch 1"):
+        await it.configure(shards=work_pb2.Sharding(count=2, epoch=7))
+    await it.submit()
+    grant = await it.take(shard=work_pb2.Shard(count=1, epoch=1))
+    with pytest.raises(QueueInUseError, match="1 items are held"):
+        await it.configure(shards=work_pb2.Sharding(count=2, epoch=1))
+    await it.ack(grant)
+    configured = await it.configure(shards=work_pb2.Sharding(count=2, epoch=1))
+    assert configured.policy.shards == work_pb2.Sharding(count=2, epoch=2)
 
 
 async def test_items_and_explain_say_which_shard(it):

@@ -411,6 +411,12 @@ async def test_invariant_04_attempts_are_counted_at_the_grant(queue):
     assert (await queue.stats()).granted_total == 3
 
 
+async def test_a_claim_that_gets_nothing_is_not_told_of_more_that_it_did_not_ask_for(queue):
+    await queue.add()
+    granted = await queue.ask_once(dedupe_key="unknown")
+    assert (granted.grants, granted.more) == ((), False)
+
+
 async def test_claim_by_dedupe_key_takes_only_the_item_that_holds_it(queue):
     await queue.add(item(priority=9), item(dedupe_key="other"))
     (wanted,) = await queue.add(item(dedupe_key="k"))
@@ -1160,6 +1166,45 @@ async def test_release_worker_gives_back_what_one_pod_holds(queue):
     assert (await queue.stats()).leased == (await foreign.stats()).leased == 1
     assert outcome(await queue.ack(held[0], holder=mine)) == (Held.LOST, Lost.RELEASED)
     assert len(await queue.claim(9)) == 2
+
+
+async def test_invariant_04_an_item_whose_worker_dies_again_and_again_is_dead_in_the_end(queue):
+    """Invariant 4: at most MAX_REFUNDS attempts an item are given back, so one that kills its worker dies."""
+    mine = worker("w-0", "uid-1", queue.namespace)
+    (id,) = await queue.add(item(max_attempts=2))
+    attempts: list[int] = []
+    while len(attempts) < MAX_REFUNDS + 3 and (grants := await queue.claim(holder=mine)):
+        attempts.append(grants[0].attempt)
+        assert await queue.store.release_worker(queue.namespace, "uid-1", "gone") == 1
+    assert attempts == [1] * (MAX_REFUNDS + 1) + [2]
+    found = await queue.item(id)
+    assert (found.state, found.attempt, found.dead_cause) == (State.DEAD, 2, DeadCause.ATTEMPTS)
+    assert [(f.attempt, f.error, f.holder) for f in found.failures] == [
+        (1, "its worker ended", mine),
+        (2, "its worker ended", mine),
+    ]
+    stats = await queue.stats()
+    assert (stats.ready, stats.leased, stats.dead) == (0, 0, 1)
+    await queue.store.redrive(queue.name, ItemFilter(), limit=1, per_second=0)
+    await queue.take_in_time(holder=mine)
+    await queue.store.release_worker(queue.namespace, "uid-1", "gone")
+    assert (await queue.item(id)).attempt == 0
+
+
+async def test_invariant_04_what_its_holder_releases_is_never_counted(queue):
+    """Invariant 4: only answers that never arrived and workers that died are, together, after a few."""
+    mine = worker("w-0", "uid-1", queue.namespace)
+    (id,) = await queue.add(item(max_attempts=1))
+    for _ in range(MAX_REFUNDS + 3):
+        await queue.release(await queue.take(holder=mine), holder=mine)
+    await queue.store.take_back(mine, [lease(await queue.take(holder=mine))])
+    for _ in range(MAX_REFUNDS - 1):
+        await queue.take(holder=mine)
+        await queue.store.release_worker(queue.namespace, "uid-1", "gone")
+    await queue.release(await queue.take(holder=mine), holder=mine)
+    await queue.take(holder=mine)
+    await queue.store.release_worker(queue.namespace, "uid-1", "gone")
+    assert await queue.state(id) is State.DEAD
 
 
 # --- Cancel -----------------------------------------------------------------------------------------

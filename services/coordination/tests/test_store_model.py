@@ -114,6 +114,8 @@ class Run:
                 return Call(verb, (holder, leases, "later"))
             case "take_back":
                 return Call(verb, (holder, leases))
+            case "release_worker":
+                return Call(verb, ("team", ("uid-anna", "uid-ben")[pick % 2], "gone"))
             case "cancel":
                 ids = [self._item(pick, n).id for n in many or [pick]]
                 return Call(verb, (ids, "no", ALL))
@@ -191,14 +193,15 @@ class Run:
 
 verbs = st.sampled_from(
     ["submit"] * 4 + ["claim"] * 5 + ["ack"] * 2 + ["fail"] * 2
-    + ["renew", "release", "take_back", "cancel", "cancel", "pause", "redrive", "purge"]
+    + ["renew", "release", "take_back", "release_worker", "cancel", "cancel", "pause", "redrive", "purge"]
 )  # fmt: skip
 templates = st.tuples(verbs, st.integers(0, 99), st.lists(st.integers(0, 99), max_size=3), st.booleans())
+atomic = templates.filter(lambda template: template[0] != "release_worker")  # it looks until it finds nothing
 steps = st.one_of(
     st.just(("nothing", None)),
     st.tuples(st.just("call"), templates),
     st.tuples(st.just("call"), templates),
-    st.tuples(st.just("at once"), st.lists(templates, min_size=2, max_size=3)),
+    st.tuples(st.just("at once"), st.lists(atomic, min_size=2, max_size=3)),
     st.tuples(st.just("again"), st.integers(0, 99)),
     st.tuples(st.just("crash"), st.tuples(templates, st.integers(0, 9))),
     st.tuples(st.just("time"), st.sampled_from([700, 1700, 4700])),

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
+from contextlib import suppress
+from shutil import copy
 
 import psycopg
 import pytest
 
-from libs.errors import InvalidError, PreconditionError
+from libs.errors import InvalidError, PreconditionError, QueueInUseError, ShardRequiredError, StaleShardError
+from libs.postgres import migrate
 
-from ..store.postgres import PostgresStore
+from ..store.memory import MemoryStore
+from ..store.postgres import MIGRATIONS, PostgresStore, verbs
+from ..store.postgres.watermarks import Watermarks
 from ..work import (
     MAX_EPOCH,
     AckOrder,
+    ClaimOrder,
     Grant,
     ItemFilter,
+    Lease,
     Shard,
     Sharding,
-    ShardRequiredError,
-    StaleShardError,
     State,
     item_hash,
 )
@@ -59,8 +65,55 @@ async def test_a_new_queue_has_no_shards_and_the_epoch_grows_with_each_change_of
     assert [(s.count, s.epoch) for s in seen] == [(3, 1), (3, 1), (5, 2), (0, 3), (0, 3), (3, 4)]
     stats = await queue.store.configure(queue.name, {"max_attempts": 2})
     assert stats.policy.shards == Sharding(3, 4)
-    stats = await queue.store.configure(queue.name, {"shards": Sharding(3, 99)})
-    assert stats.policy.shards == Sharding(3, 4)
+
+
+async def test_a_change_that_names_an_epoch_is_made_at_that_epoch_only(queue):
+    for count in (3, 5):
+        await divide(queue, count)
+    for epoch in (1, 3):
+        with pytest.raises(StaleShardError, match="5 shards, epoch 2"):
+            await queue.store.configure(queue.name, {"shards": Sharding(4, epoch), "max_attempts": 2})
+    policy = (await queue.stats()).policy
+    assert (policy.shards, policy.max_attempts) == (Sharding(5, 2), 5)
+    for _ in range(2):  # the second as after a lost answer
+        stats = await queue.store.configure(queue.name, {"shards": Sharding(4, 2)})
+        assert stats.policy.shards == Sharding(4, 3)
+    none = queue.sibling("none")
+    with pytest.raises(StaleShardError, match="0 shards, epoch 0"):
+        await none.store.configure(none.name, {"shards": Sharding(4, 2)})
+    assert await none.store.queues([none.name], None) == []
+
+
+async def test_a_queue_is_not_divided_anew_while_items_of_it_are_held(queue):
+    other = queue.sibling("other")
+    await other.add()
+    await other.take()
+    await divide(queue, 1)
+    await queue.add(item(), item(), item())
+    acked, released, expired = await queue.claim(3, shard=Shard(0, 1, 1))
+    for held, end in ((3, queue.ack(acked)), (2, queue.release(released)), (1, queue.renew(expired, 100))):
+        with pytest.raises(QueueInUseError, match=f"{held} items are held; stop who works on it first"):
+            await divide(queue, 2)
+        await end
+    stats = await queue.store.configure(queue.name, {"shards": Sharding(1), "max_attempts": 2})
+    assert stats.policy.shards == Sharding(1, 1)
+    await queue.becomes(expired.id, State.READY)
+    assert await divide(queue, 2) == Sharding(2, 2)
+    assert (await drained(queue)).keys() == {released.id, expired.id}
+
+
+async def test_a_claim_that_is_taken_back_no_longer_keeps_the_shards_from_changing(queue):
+    await queue.add()
+    grant = await queue.take()
+    await queue.store.take_back(ANNA, [Lease(grant.id, grant.token)])
+    assert await divide(queue, 2) == Sharding(2, 1)
+
+
+async def test_a_store_without_memory_begins_above_the_epochs_of_earlier_runs():
+    before = time.time_ns() // 1_000_000
+    queue = Queue(MemoryStore(Wakes()), "team/work")
+    epochs = [(await divide(queue, count)).epoch for count in (3, 5)]
+    assert before < epochs[0] < epochs[1] < MAX_EPOCH
 
 
 async def test_a_claim_gets_items_of_its_shard_only_and_all_of_them(queue):
@@ -183,17 +236,20 @@ async def test_more_speaks_of_the_shard_and_bytes_are_cut_there_too(queue):
     assert ([g.id for g in second.grants], second.more) == ([mine[2].id], False)
 
 
-async def test_a_repeat_of_a_claim_gets_its_grants_though_the_queue_was_divided_anew(queue):
+async def test_a_repeat_of_a_claim_gets_its_grants_until_the_queue_is_divided_anew(queue):
     await divide(queue, 1)
     await queue.add()
     asked = {"shard": Shard(0, 1, 1), "request_id": "r", "request_args": 1}
     grant = await queue.take(**asked)
-    await divide(queue, 2)
+    with pytest.raises(QueueInUseError):
+        await divide(queue, 2)
     assert [(g.id, g.token) for g in await queue.claim(**asked)] == [(grant.id, grant.token)]
     with pytest.raises(InvalidError):
         await queue.claim(**{**asked, "request_args": 2})
+    await queue.release(grant)
+    await divide(queue, 2)
     with pytest.raises(StaleShardError):
-        await queue.claim(shard=Shard(0, 1, 1))
+        await queue.claim(**asked)
 
 
 async def test_the_head_of_an_ordering_key_may_be_in_another_shard_than_the_next(queue):
@@ -219,20 +275,26 @@ async def test_a_change_of_shards_loses_and_doubles_nothing_whatever_state_it_is
         await queue.fail(grant, retryable=False)
     backing = await held("failed", 6)
     for grant in backing:
-        await queue.fail(grant, retry_after_ms=300)
+        await queue.fail(grant, retry_after_ms=1500)
     released, acked, kept = await held("released", 6), await held("acked", 6), await held("kept", 6)
-    for grant in kept:
-        await queue.renew(grant, 300)  # until after the change
     blocked = await queue.add(*(item(ordering_key=f"o{n % 2}") for n in range(6)))
-    delayed = await queue.add(*(item(delay_ms=200) for _ in range(6)))
+    delayed = await queue.add(*(item(delay_ms=1500) for _ in range(6)))
     ready = await queue.add(*(item(priority=n % 3) for n in range(20)))
     news = {*ready, *delayed, *blocked, *(g.id for g in (*backing, *released, *kept))}
 
-    await divide(queue, after)
+    with pytest.raises(QueueInUseError, match="18 items"):
+        await divide(queue, after)
     for grant in released:
         await queue.release(grant)
     for grant in acked:
         assert (await queue.ack(grant)).status == 1
+    with pytest.raises(QueueInUseError, match="6 items"):
+        await divide(queue, after)
+    for grant in kept:
+        await queue.renew(grant, 100)
+    for grant in kept:
+        await queue.becomes(grant.id, State.READY)
+    await divide(queue, after)
     found: dict[str, int | None] = {}
     async with asyncio.timeout(8):
         while found.keys() != news:
@@ -271,6 +333,8 @@ async def test_a_backlog_of_thousands_comes_into_the_shards_in_order(queue):
         mine = [id for id in ids if place(id, 2) == shard.index]
         first = await queue.ask(10, shard=shard)
         assert ([grant.id for grant in first.grants], first.more) == (mine[:10], True)
+        for grant in first.grants:
+            await queue.ack(grant)
     await divide(queue, 0)
     rest = await drained(queue)
     assert len(rest) == 2980
@@ -298,15 +362,20 @@ async def test_submits_and_claims_while_the_shards_change_lose_and_double_nothin
             for shard in await shards_of(queue):
                 try:
                     grants = await queue.claim(10, shard=shard, holder=holder)
-                except PreconditionError:
+                except (StaleShardError, ShardRequiredError):
                     continue
+                if grants:  # nobody holds an item by an epoch that is over
+                    now = (await queue.stats()).policy.shards
+                    now.check(queue.name, shard)
                 verdicts = await queue.store.ack(holder, [AckOrder(g.id, g.token) for g in grants])
                 done.update(g.id for g, v in zip(grants, verdicts, strict=True) if v.status == 1)
 
     async def resize() -> None:
         for count in (3, 5, 2, 0, 1, 4, 0, 3):
-            await divide(queue, count)
-            await asyncio.sleep(0.02)
+            while (await queue.stats()).policy.shards.count != count:
+                with suppress(QueueInUseError):
+                    await divide(queue, count)
+                await asyncio.sleep(0.01)
 
     await asyncio.gather(*(produce() for _ in range(4)), work(ANNA), work(BEN), resize())
     async with asyncio.timeout(8):
@@ -328,6 +397,56 @@ async def test_replicas_that_know_older_shards_submit_so_that_nothing_is_lost(tw
         await divide(here, count + 1)
         ids += await there.add(*(item() for _ in range(10)))
     assert await drained(there) == {id: place(id, 5) for id in ids}
+
+
+@pytest.mark.postgres
+async def test_a_replica_that_knows_older_shards_changes_them_by_the_present_epoch(twins):
+    here, there = twins
+    await here.store.policy(here.name)
+    await divide(there, 3)
+    stats = await here.store.configure(here.name, {"shards": Sharding(5, 1)})
+    assert stats.policy.shards == Sharding(5, 2)
+
+
+@pytest.mark.postgres
+async def test_a_claim_while_a_large_backlog_is_moved_answers_at_once_and_says_ask_again(
+    two_stores, namespace
+):
+    queue = Queue(two_stores[0], f"{namespace}/work")
+    await queue.add(*(item() for _ in range(1000)))
+    await divide(queue, 2)
+    asked = [await queue.ask_once(shard=Shard(0, 2, 1)) for _ in range(3)]
+    assert [(len(granted.grants), granted.more) for granted in asked] == [(0, True), (0, True), (1, True)]
+
+
+@pytest.mark.postgres
+async def test_what_a_budget_left_in_a_second_shard_wakes_who_waits():
+    woken: list[tuple[str, int, int | None]] = []
+    verb = verbs.claim(lambda *call: woken.append(call), Watermarks(), lambda *_: None)
+    entries = [
+        verbs.claiming(1, None, ClaimOrder("team/work", ANNA, 1, 1, None, shard=Shard(n, 2, 1)))
+        for n in range(2)
+    ]
+    rest = (5, 1, 1000, 0, 1, b"", b"{}", None, None, None, 0, "team/work")
+    granted = [(slot, item().id, slot, *rest) for slot in (1, 2)]
+    verb.decode(entries, [*granted, (2, None, None, -3, None)])
+    assert woken == [("team/work", 1, None)]
+
+
+@pytest.mark.postgres
+async def test_a_migration_refuses_to_change_functions_that_are_not_as_it_knows_them(own, tmp_path):
+    for step in MIGRATIONS.glob("000*.sql"):
+        copy(step, tmp_path)
+    await migrate(own, tmp_path, "coordination")
+    async with await psycopg.AsyncConnection.connect(own, autocommit=True) as database:
+        await database.execute("set search_path = coordination")
+        ((text,),) = await (
+            await database.execute("select pg_get_functiondef('claim_2'::regproc)")
+        ).fetchall()
+        assert "and not q.paused" in text
+        await database.execute(text.replace("and not q.paused", "and q.paused is false"))
+    with pytest.raises(psycopg.errors.RaiseException, match="looks in vain for"):
+        await migrate(own, MIGRATIONS, "coordination")
 
 
 @pytest.mark.postgres

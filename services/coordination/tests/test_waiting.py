@@ -181,6 +181,18 @@ async def test_a_wake_right_after_another_reaches_those_who_wait_for_shards_a_li
     assert woken(waiter)
 
 
+async def test_a_wake_of_a_shard_is_not_passed_on_since_all_have_had_it(waiting, stack):
+    others = [parked(stack, waiting), parked(stack, waiting, shard=1)]
+    with ExitStack() as leaving:
+        parked(leaving, waiting, shard=0)
+        waiting.wake(A, 1)
+        assert all(map(woken, others))
+        for other in others:
+            other.arm()
+    assert not any(map(woken, others))
+    assert waiting._paced == {A: False}
+
+
 async def test_lost_wakes_of_shards_are_made_up_for_all_in_turn(waiting, stack):
     waiters = [parked(stack, waiting, holder=str(n), shard=n) for n in range(150)]
     looking = asyncio.create_task(waiting.run())

@@ -87,7 +87,7 @@ def test_a_policy_comes_back_as_it_was():
         shards=Sharding(3, 1),
     )  # fmt: skip
     changes = wire.policy_changes(wire.policy_to_pb(policy), Policy())
-    assert amend(Policy(), changes) == policy
+    assert amend(Policy(shards=policy.shards), changes) == policy
 
 
 def test_absent_fields_of_a_policy_change_nothing():
@@ -104,11 +104,16 @@ def test_a_claim_of_a_shard_says_which():
     assert wire.claim_from_pb(request, "", WORKER, [])[0].shard is None
 
 
-def test_the_epoch_of_a_policy_is_not_read():
-    given_ = work_pb2.QueuePolicy(shards=work_pb2.Sharding(count=2, epoch=77))
-    changes = wire.policy_changes(given_, Policy())
-    assert amend(Policy(shards=Sharding(1, 4)), changes).shards == Sharding(2, 5)
-    assert amend(Policy(shards=Sharding(2, 4)), changes).shards == Sharding(2, 4)
+def test_the_epoch_of_a_policy_says_which_shards_the_change_is_for():
+    given_ = work_pb2.QueuePolicy(shards=work_pb2.Sharding(count=2, epoch=4))
+    assert wire.policy_changes(given_, Policy()) == {"shards": Sharding(2, 4)}
+
+
+def test_a_name_of_a_queue_may_be_more_than_dns_labels_and_is_told_so():
+    assert wire.queue_name("demo/a..b.-c") == "demo/a..b.-c"
+    for name in ("demo/A", "demo/.a", f"demo/{'a' * 201}"):
+        with pytest.raises(InvalidError, match="1 to 200 lower-case letters, digits, dots and dashes"):
+            wire.queue_name(name)
 
 
 def test_verdicts_say_what_they_know_and_no_more():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.errors import PreconditionError
+from libs.errors import PreconditionError, StaleShardError
 
 from ..work import Backoff, OnExpiry, Policy, Scope, Shard, Sharding, State, amend, item_hash, shard_hash
 
@@ -141,10 +141,19 @@ def test_no_epoch_is_used_for_two_counts(counts):
         assert policy.shards.epoch == max(used)
 
 
+def test_a_change_for_another_epoch_is_stale_unless_nothing_changes():
+    policy = Policy(shards=Sharding(2, 4))
+    for epoch in (0, 4):
+        assert amend(policy, {"shards": Sharding(3, epoch)}).shards == Sharding(3, 5)
+    with pytest.raises(StaleShardError, match="2 shards, epoch 4"):
+        amend(policy, {"shards": Sharding(3, 5)})
+    assert amend(policy, {"shards": Sharding(2, 3)}).shards == Sharding(2, 4)
+
+
 def test_a_shard_fits_only_the_count_and_the_epoch_that_it_names():
     now = Sharding(3, 7)
-    now.check(Shard(2, 3, 7))
-    Sharding(0, 8).check(None)
+    now.check("team/work", Shard(2, 3, 7))
+    Sharding(0, 8).check("team/work", None)
     for sharding, shard, reason in (
         (now, Shard(0, 3, 6), "STALE_SHARD"),
         (now, Shard(0, 2, 7), "STALE_SHARD"),
@@ -152,7 +161,7 @@ def test_a_shard_fits_only_the_count_and_the_epoch_that_it_names():
         (Sharding(0, 8), Shard(0, 3, 8), "STALE_SHARD"),
     ):
         with pytest.raises(
-            PreconditionError, match=f"the queue has {sharding.count} shards, epoch"
+            PreconditionError, match=f"queue team/work has {sharding.count} shards, epoch"
         ) as raised:
-            sharding.check(shard)
+            sharding.check("team/work", shard)
         assert raised.value.reason == reason

@@ -283,7 +283,8 @@ class ClaimRequest(_message.Message):
     def shard(self) -> _work_pb2.Shard:
         """Which shard of the queue (one queue, and no dedupe_key). A queue with shards grants to nobody without one;
         another count or epoch than the queue's is FAILED_PRECONDITION with reason STALE_SHARD, none at all with
-        SHARD_REQUIRED, and one for a queue without shards is STALE_SHARD too.
+        SHARD_REQUIRED, and one for a queue without shards is STALE_SHARD too. While somebody holds what it was granted,
+        the queue keeps its count and epoch; see QueuePolicy.shards.
         """
 
     def __init__(
@@ -316,7 +317,7 @@ class ClaimResponse(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     WAITED_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
-    """More is ready: ask again without waiting."""
+    """More is ready, or (beside no grants) on its way to its shard: ask again without waiting."""
     @_builtins.property
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Grant]:
         """Empty when the wait passed, or a drain began."""
@@ -1579,7 +1580,9 @@ class Obstacle(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     code: _builtins.str
-    """Machine-readable, e.g. PAUSED, EMPTY, DELAYED, ORDERING_KEY_BUSY, ORDERING_KEY_HALTED, NO_WORKER_POLLING."""
+    """Machine-readable, e.g. PAUSED, EMPTY, DELAYED, ORDERING_KEY_BUSY, ORDERING_KEY_HALTED, CLAIMS_REFUSED,
+    SHARD_IDLE, NO_WORKER_POLLING.
+    """
     detail: _builtins.str
     """For people."""
     def __init__(

@@ -276,8 +276,9 @@ class CoordinationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseWorker(self, request, context):
-        """Gives back everything that one pod holds, uncounted. An agent may do it for its own pod, before it claims:
-        what a process of that pod held that died.
+        """Gives back everything that one pod holds, uncounted up to three times an item; after that its attempt counts,
+        and the last one makes it dead. An agent may do it for its own pod, before it claims: what a process of that pod
+        held that died.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -75,8 +75,9 @@ class CoordinationServiceStub:
     ResumeQueue: _grpc.UnaryUnaryMultiCallable[_coordination_service_pb2.ResumeQueueRequest, _coordination_service_pb2.ResumeQueueResponse]
     """Ends a pause."""
     ReleaseWorker: _grpc.UnaryUnaryMultiCallable[_coordination_service_pb2.ReleaseWorkerRequest, _coordination_service_pb2.ReleaseWorkerResponse]
-    """Gives back everything that one pod holds, uncounted. An agent may do it for its own pod, before it claims:
-    what a process of that pod held that died.
+    """Gives back everything that one pod holds, uncounted up to three times an item; after that its attempt counts,
+    and the last one makes it dead. An agent may do it for its own pod, before it claims: what a process of that pod
+    held that died.
     """
     Explain: _grpc.UnaryUnaryMultiCallable[_coordination_service_pb2.ExplainRequest, _coordination_service_pb2.ExplainResponse]
     """Says why nothing is delivered from a queue, or why an item is not."""
@@ -128,8 +129,9 @@ class CoordinationServiceAsyncStub(CoordinationServiceStub):
     ResumeQueue: _aio.UnaryUnaryMultiCallable[_coordination_service_pb2.ResumeQueueRequest, _coordination_service_pb2.ResumeQueueResponse]  # type: ignore[assignment]
     """Ends a pause."""
     ReleaseWorker: _aio.UnaryUnaryMultiCallable[_coordination_service_pb2.ReleaseWorkerRequest, _coordination_service_pb2.ReleaseWorkerResponse]  # type: ignore[assignment]
-    """Gives back everything that one pod holds, uncounted. An agent may do it for its own pod, before it claims:
-    what a process of that pod held that died.
+    """Gives back everything that one pod holds, uncounted up to three times an item; after that its attempt counts,
+    and the last one makes it dead. An agent may do it for its own pod, before it claims: what a process of that pod
+    held that died.
     """
     Explain: _aio.UnaryUnaryMultiCallable[_coordination_service_pb2.ExplainRequest, _coordination_service_pb2.ExplainResponse]  # type: ignore[assignment]
     """Says why nothing is delivered from a queue, or why an item is not."""
@@ -292,8 +294,9 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordination_service_pb2.ReleaseWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordination_service_pb2.ReleaseWorkerResponse, _abc.Awaitable[_coordination_service_pb2.ReleaseWorkerResponse]]:
-        """Gives back everything that one pod holds, uncounted. An agent may do it for its own pod, before it claims:
-        what a process of that pod held that died.
+        """Gives back everything that one pod holds, uncounted up to three times an item; after that its attempt counts,
+        and the last one makes it dead. An agent may do it for its own pod, before it claims: what a process of that pod
+        held that died.
         """
 
     @_abc_1.abstractmethod

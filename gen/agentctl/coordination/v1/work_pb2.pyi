@@ -591,7 +591,9 @@ class Sharding(_message.Message):
     count: _builtins.int
     """Shards, 0..1024. 0: it is not divided, and anybody who may claim may claim anything."""
     epoch: _builtins.int
-    """Grows whenever count changes. Set by the server; ConfigureQueue does not read it."""
+    """Grows whenever count changes, and is never used again. Set by the server. In ConfigureQueue: 0, or the epoch at
+    which count may change: if the queue has another one, it is FAILED_PRECONDITION with reason STALE_SHARD.
+    """
     def __init__(
         self,
         *,
@@ -793,8 +795,8 @@ class QueuePolicy(_message.Message):
 
     @_builtins.property
     def shards(self) -> Global___Sharding:
-        """Default: not divided. Items keep their place when it changes; leases that are held stay held, so whoever
-        changes it sees to it that nobody works on the queue meanwhile.
+        """Default: not divided. While items of the queue are held a change of count is FAILED_PRECONDITION with reason
+        QUEUE_IN_USE, so nobody has an item by shards that are no more. Those that are not held are divided anew.
         """
 
     def __init__(

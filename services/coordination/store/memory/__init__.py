@@ -59,7 +59,9 @@ def _monotonic_ms() -> int:
 
 
 class MemoryStore(Store):
-    """`clock` gives milliseconds that never go back; `run` must run, or `sweep` be called."""
+    """`clock` gives milliseconds that never go back; `run` must run, or `sweep` be called. Epochs of shards
+    begin above `epoch`; by default that is the milliseconds since 1970, which no earlier run has reached.
+    """
 
     def __init__(
         self,
@@ -67,9 +69,11 @@ class MemoryStore(Store):
         *,
         clock: Callable[[], int] = _monotonic_ms,
         rng: random.Random | None = None,
+        epoch: int | None = None,
     ) -> None:
         super().__init__(wake)
         self._clock = clock
+        self._epoch = time.time_ns() // 1_000_000 if epoch is None else epoch
         self._table = Table(clock(), rng or random.Random())
 
     def _now(self) -> int:
@@ -106,7 +110,7 @@ class MemoryStore(Store):
             if (first := table.requests.get(key)) and (live := self._replay(first, order, now)):
                 return Granted(live)
             request = Request(key, order.request_args)
-        q.policy.shards.check(order.shard)
+        q.policy.shards.check(order.queue, order.shard)
         lane = q.ready.get(None if order.shard is None else order.shard.index)
         if q.paused or lane is None:
             return Granted(())
@@ -124,7 +128,7 @@ class MemoryStore(Store):
         if rows:
             self._wake(order.queue, 0)
         self._wake_all(touched)
-        more = q.counts[State.READY] > 0
+        more = bool(rows) and q.counts[State.READY] > 0
         if more and order.shard is not None:
             more = any(row.state is State.READY for some in lane for row in some)
         return Granted(tuple(row.grant(now) for row in rows), more)
@@ -253,14 +257,16 @@ class MemoryStore(Store):
         self._wake_all(touched)
         return verdicts
 
-    def _release(self, row: Row, holder: str, now: int, touched: Touched) -> LeaseVerdict:
+    def _release(
+        self, row: Row, holder: str, now: int, touched: Touched, *, counted: bool = False
+    ) -> LeaseVerdict:
         canceled = row.cancel_reason is not None
         verdict = LeaseVerdict(Held.OK, state=State.CANCELED) if canceled else OK
         self._table.let_go(row, Ended(holder, Lost.RELEASED, "release", None, verdict))
         if canceled:
             self._table.settle(row, State.CANCELED, now, touched)
             return verdict
-        row.attempt -= 1
+        row.attempt -= not counted
         if row.attempt >= row.new.max_attempts:
             self._table.die(row, DeadCause.ATTEMPTS, now, touched)
         else:
@@ -281,9 +287,7 @@ class MemoryStore(Store):
             if row.request is not None:
                 self._table.requests.pop(row.request.key, None)
             row.refunds += 1
-            if row.refunds > MAX_REFUNDS:
-                row.attempt += 1  # the release below takes one off
-            self._release(row, holder, now, touched)
+            self._release(row, holder, now, touched, counted=row.refunds > MAX_REFUNDS)
         self._wake_all(touched)
 
     async def release_worker(self, namespace: str, uid: str, reason: str) -> int:
@@ -293,7 +297,11 @@ class MemoryStore(Store):
         holders = [holder for holder in self._table.held if start in holder and holder.endswith(end)]
         live = [row for holder in holders for row in self._table.held[holder].values() if row.lease_end > now]
         for row in live:
-            self._release(row, row.holder or "", now, touched)
+            holder = row.holder or ""
+            row.refunds += 1
+            if counted := row.refunds > MAX_REFUNDS:
+                self._table.note(row, "its worker ended", holder, now)
+            self._release(row, holder, now, touched, counted=counted)
         self._wake_all(touched)
         return len(live)
 
@@ -446,10 +454,13 @@ class MemoryStore(Store):
 
     async def configure(self, queue: str, changes: Mapping[str, object]) -> QueueStats:
         known = self._table.queues.get(queue)
-        policy = amend(known.policy if known else Policy(), changes)
-        q = self._table.queue(queue)
-        before, q.policy = q.policy, policy
+        before = known.policy if known else Policy()
+        policy = amend(before, changes, self._epoch)
         now = self._now()
+        if known and policy.shards != before.shards:
+            before.shards.check_unused(known.counts[State.LEASED])
+        q = self._table.queue(queue)
+        q.policy = policy
         touched = {queue: 0}
         if policy.shards != before.shards:
             q.divide()

@@ -22,6 +22,15 @@ end $$;
 create trigger keep_shards before update of policy on queue for each row
     when (old.policy ? 'shards' and not new.policy ? 'shards') execute function keep_shards_1();
 
+-- A change of another function's text, which must be there.
+create function edited_1(text_ text, old text, new text) returns text language plpgsql as $$
+begin
+    if position(old in text_) = 0 then
+        raise 'migration 10 looks in vain for "%"', old;
+    end if;
+    return replace(text_, old, new);
+end $$;
+
 -- Nor does it grant from a queue that has some.
 do $$
 declare
@@ -30,7 +39,7 @@ begin
     for f in select pg_get_functiondef(oid) as text from pg_proc
         where pronamespace = 'coordination'::regnamespace and proname in ('claim_1', 'claim_2')
     loop
-        execute replace(f.text, 'and not q.paused', 'and not q.paused and q.shard_count = 0');
+        execute edited_1(f.text, 'and not q.paused', 'and not q.paused and q.shard_count = 0');
     end loop;
 end $$;
 
@@ -39,20 +48,21 @@ do $$
 declare
     text_ text := pg_get_functiondef('submit_1'::regproc);
 begin
-    text_ := replace(text_, '.submit_1(', '.submit_2(');
-    text_ := replace(text_, 'payloads bytea[])', 'payloads bytea[], lanes bigint[], hashes bigint[])');
-    text_ := replace(text_, 'attributes, payload)', 'attributes, payload, lane, shard_hash)');
-    text_ := replace(text_, 'else 1 end, u.priority, u.most', 'else 1 end,
+    text_ := edited_1(text_, '.submit_1(', '.submit_2(');
+    text_ := edited_1(text_, 'payloads bytea[])', 'payloads bytea[], lanes bigint[], hashes bigint[])');
+    text_ := edited_1(text_, 'attributes, payload)', 'attributes, payload, lane, shard_hash)');
+    text_ := edited_1(text_, 'else 1 end, u.priority, u.most', 'else 1 end,
             case when u.lane is null then u.priority else u.priority + 16 end, u.most');
-    text_ := replace(text_, 'u.attributes, u.payload
+    text_ := edited_1(text_, 'u.attributes, u.payload
 ', 'u.attributes, u.payload,
             u.lane, u.hash
 ');
-    text_ := replace(text_, 'attributes_, payloads) with', 'attributes_, payloads, lanes, hashes) with');
-    text_ := replace(text_, 'attributes, payload, lane, shard_hash, n)', 'attributes, payload, n)');
-    text_ := replace(text_, 'attributes, payload, n)', 'attributes, payload, lane, hash, n)');
+    text_ := edited_1(text_, 'attributes_, payloads) with', 'attributes_, payloads, lanes, hashes) with');
+    text_ := edited_1(text_, 'attributes, payload, n)', 'attributes, payload, lane, hash, n)');
     execute text_;
 end $$;
+
+drop function edited_1;
 
 -- FNV-1a with 64 bits: in halves, since int8 does not wrap. The prime is 2^40 + 435.
 create function fnv_1(key bytea) returns int8 language plpgsql immutable as $$

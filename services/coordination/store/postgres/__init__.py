@@ -57,6 +57,10 @@ log = logging.getLogger(__name__)
 MIGRATIONS = Path(__file__).parent.parent / "migrations"
 NAMESPACE_QUEUES = 1000
 POLICY_SECONDS = 1.0
+_HELD: LiteralString = """
+    select coalesce(sum(leased), 0)::int8 from (
+        select leased from counter where queue_id = %s
+        union all select leased from counter_delta where queue_id = %s) c"""
 
 
 class PostgresStore(Store):
@@ -155,15 +159,13 @@ class PostgresStore(Store):
         if id is None:
             return Granted(())
         key = None if order.request_id is None else _key(order.holder, order.request_id)
-        granting = verbs.Granting([], moving=True)
-        while granting.moving:
-            entry = verbs.claiming(id, key, order)
-            (granting,) = await self._claims.call(self._claim, _space(order.queue), [entry])
+        entry = verbs.claiming(id, key, order)
+        (granting,) = await self._claims.call(self._claim, _space(order.queue), [entry])
         if granting.changed:
             raise InvalidError(violations={"request_id": "was used before with other arguments"})
         if granting.shards is not None:
-            granting.shards.check(order.shard)
-        return Granted(tuple(granting.grants), granting.more)
+            granting.shards.check(order.queue, order.shard)
+        return Granted(tuple(granting.grants), granting.more or granting.moving)
 
     def _undo(self, orders: Sequence[verbs.Claiming], grantings: Sequence[verbs.Granting]) -> None:
         for entry, granting in zip(orders, grantings, strict=True):
@@ -305,7 +307,9 @@ class PostgresStore(Store):
         return policy
 
     async def configure(self, queue: str, changes: Mapping[str, object]) -> QueueStats:
-        amend((await self.policy(queue)) or Policy(), changes)  # refuse before a queue is made
+        known = await self.policy(queue)
+        certain = changes if known is None else {k: v for k, v in changes.items() if k != "shards"}
+        amend(known or Policy(), certain)  # refuse before a queue is made
         id = await self._made(queue)
         async with self._transaction() as run:
             if "shards" in changes:  # as for a pause: no grant by the old ones commits after this
@@ -313,6 +317,9 @@ class PostgresStore(Store):
             ((text,),) = await run("select policy::text from queue where id = %s for update", (id,))
             before = rows.policy(text)
             after = amend(before, changes)
+            if after.shards != before.shards:  # the counters change with the items, in one transaction
+                ((held,),) = await run(_HELD, (id, id))
+                before.shards.check_unused(held)
             await run("update queue set policy = %s::jsonb where id = %s", (rows.policy_text(after), id))
         self._policies[queue] = (asyncio.get_running_loop().time(), after)
         lowest = None

@@ -78,7 +78,7 @@ class Granting:
     grants: list[Grant]
     more: bool = False
     changed: bool = False  # its request id was used with other arguments
-    moving: bool = False  # items are still on their way to their shards: ask again
+    moving: bool = False  # more items than one claim moves are on their way to their shards: ask again
     shards: Sharding | None = None  # the queue's, which its shard is not of
 
 
@@ -260,7 +260,7 @@ def claim(
             name, group = entry.order.queue, entry.group
             if granting.grants:
                 granting.more = group in more
-                left[name] = left.get(name) or (int(group in holes), None)
+                left[name] = (max(left.get(name, (0, None))[0], int(group in holes)), None)
             elif not granting.changed:
                 granting.moving = group in moving
                 granting.shards = stale.get(group)
@@ -407,7 +407,7 @@ def release_worker(woken: Woken) -> Verb[tuple[str, str], int]:
         return [len(wakes(found, woken))]
 
     return Verb(
-        "select * from release_worker_1(%s, %s)",
+        "select * from release_worker_2(%s, %s)",
         lambda entry: (),
         lambda entries: entries[0],
         decode,
