@@ -52,7 +52,8 @@ class Cache:
     """What there is in one namespace, or in all (""). Call `run` in a task; use the rest after `synced`.
     `wake` is called with each key that something happened to, `gone` with each child that was deleted,
     `pod_changed` with old and new of each pod. `scaler_client` names the Secret with KEDA's
-    certificate: each fleet hears of another one by `wake_later`, when KEDA has had time to see it."""
+    certificate: each fleet hears of another one by `wake_later`, when KEDA has had time to see it. In a
+    namespace that is not followed it is not looked for."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Cache:
     ) -> None:
         self._wake = wake
         self._wake_later = wake_later or wake
-        self._scaler_client = scaler_client
+        self._scaler_client = scaler_client if namespace in ("", scaler_client[0]) else ("", "")
         self._gone = gone
         self._pod_changed = pod_changed
         self._writing = Writing(clock)
@@ -179,6 +180,11 @@ class Cache:
         """A digest of KEDA's certificate for the scaler; "" if there is none."""
         name = self._scaler_client[1]
         return self.hashes(SECRET, *self._scaler_client).get(f"{SECRET.name}/{name}/tls.crt", "")
+
+    @property
+    def awaits_certificate(self) -> bool:
+        """Whether there is to be one, and is none."""
+        return bool(self._scaler_client[0]) and not self.scaler_certificate
 
     def users(self, key: Key) -> set[Key]:
         """The Agents and AgentFleets that name this object."""

@@ -13,6 +13,7 @@ from libs.cluster import Object, controller_of, key_of
 from libs.cluster.kinds import CRON_JOB, DEPLOYMENT, JOB, STATEFUL_SET, Kind, kind_of
 
 from .plan import Action, Plan, Problem, change, conflict
+from .plan.shards import RESHARDING
 
 WORKLOADS = frozenset({DEPLOYMENT, STATEFUL_SET, JOB, CRON_JOB})
 """Kinds that run pods."""
@@ -86,7 +87,9 @@ def steps(thing: Object, plan: Plan, children: Sequence[Object], find: Find, set
 def _why_not(thing: Object, plan: Plan, child: Object) -> str:
     is_workload = kind_of(child["apiVersion"], child["kind"]) in WORKLOADS
     is_of_workers = is_workload and key_of(child) == key_of(thing)
-    return _RESHARDED if plan.waits and is_of_workers else "no longer wanted"
+    if plan.waits is None or not is_of_workers:
+        return "no longer wanted"
+    return _RESHARDED if plan.waits.reason == RESHARDING else plan.waits.message
 
 
 def _step(thing: Object, manifest: Object, find: Find, settled: Settled) -> Step:

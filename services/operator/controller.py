@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import anyio
 
 from libs.cluster import Object
+from libs.cluster.kinds import AGENT_FLEET
 from libs.cluster.lease import NotLeadingError
 from libs.cluster.workqueue import WorkQueue
-from libs.errors import InvalidError, MeshError, UnavailableError
+from libs.errors import InvalidError, MeshError, QueueInUseError, StaleShardError, UnavailableError
 
 from .cache import Cache
 from .key import Key
@@ -31,6 +32,7 @@ from .reconciler import Pass
 _log = logging.getLogger(__name__)
 
 _MOST_ENDED = 10_000  # that a replica which does not lead keeps in mind
+_SOON_SECONDS = 1.0, 5.0  # from then to then, until it is asked again whether a queue may be divided
 
 Deny = Callable[[Ended], Awaitable[None]]
 
@@ -52,10 +54,18 @@ Work = Key | QueueKey | Ended
 class Controller:
     """Feed it by `wake` and `pod_changed` (a `Cache` does), run `lead` while this process leads."""
 
-    def __init__(self, workers: int, resync: float, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`resync`: seconds after which an object is looked at again, about."""
+    def __init__(
+        self,
+        workers: int,
+        resync: float,
+        clock: Callable[[], float] = time.perf_counter,
+        look_seconds: float = 15.0,
+    ) -> None:
+        """`resync`: seconds after which an object is looked at again, about. `look_seconds`: after which a
+        queue with shards is, for the agents of a division that went get nothing."""
         self._workers = workers
         self._resync = resync
+        self._look_seconds = look_seconds
         self._clock = clock
         self._queue: WorkQueue[Work] = WorkQueue()
         self._ended: deque[Ended] = deque(maxlen=_MOST_ENDED)
@@ -102,13 +112,20 @@ class Controller:
         self,
         cache: Cache,
         reconcile: Callable[[Key], Awaitable[Pass]],
+        register: Callable[[Key], None],
         coordination: Coordination | None,
         deny: Deny,
+        check: Callable[[], None],
     ) -> None:
-        """Works until cancelled, beginning with everything that there is."""
-        actions = _Actions(self.queues, reconcile, coordination, deny)
-        for key in cache.everything():
+        """Works until cancelled, beginning with everything that there is. All fleets are known to `register`
+        before coordination hears of any. `check` raises unless we lead."""
+        self.queues.forget()
+        for key in list(cache.everything()):
+            if key.kind is AGENT_FLEET:
+                register(key)
+                await anyio.lowlevel.checkpoint()  # others want to go on meanwhile
             self._queue.add(key)
+        actions = _Actions(self.queues, reconcile, coordination, deny, check, self._look_seconds)
         while self._ended:
             self._queue.add(self._ended.popleft())
         self._leading = True
@@ -149,7 +166,7 @@ class Controller:
             self._queue.forget(work)
             self.failing.pop(work, None)
             if not outcome.gone:
-                self._queue.add_after(work, self._resync * random.uniform(0.8, 1.2))
+                self._queue.add_after(work, outcome.again or _about(self._resync))
             result, ended_at = outcome.result, outcome.last_write_at or ended_at
         RECONCILE.labels(str(work).partition(" ")[0], result).observe(ended_at - began)
         for future in waiting:
@@ -185,6 +202,8 @@ class _Actions:
     reconcile: Callable[[Key], Awaitable[Pass]]
     coordination: Coordination | None
     deny: Deny
+    check: Callable[[], None]
+    look_seconds: float
 
     async def perform(self, work: Work) -> Pass:
         match work:
@@ -195,6 +214,7 @@ class _Actions:
             case Ended():
                 await self.deny(work)
                 if work.certain and self.coordination is not None:
+                    self.check()
                     await self.coordination.release(work.namespace, work.uid, f"pod {work.pod} ended")
                 return Pass(gone=True)
 
@@ -203,11 +223,22 @@ class _Actions:
         if rules is None or self.coordination is None:
             return Pass(gone=True)
         try:
-            changed, shards = await self.coordination.configure(f"{namespace}/{name}", rules)
+            changed, shards = await self.coordination.configure(f"{namespace}/{name}", rules, self.check)
         except UnavailableError:
             raise  # that says nothing of the queue
+        except (QueueInUseError, StaleShardError) as error:
+            self.queues.settle(namespace, name, "", wait=str(error))
+            return Pass(again=random.uniform(*_SOON_SECONDS))
         except MeshError as error:
             self.queues.settle(namespace, name, str(error))
             raise
         self.queues.settle(namespace, name, "", shards)
-        return Pass(int(changed))
+        rules = self.queues.rules(namespace, name)
+        if rules is not None and rules.shards not in (None, shards.count):
+            return Pass(int(changed), again=random.uniform(*_SOON_SECONDS))  # somebody else divided it
+        is_divided = self.queues.is_divided(namespace, name)
+        return Pass(int(changed), again=_about(self.look_seconds) if is_divided else None)
+
+
+def _about(seconds: float) -> float:
+    return seconds * random.uniform(0.8, 1.2)

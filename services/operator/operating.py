@@ -210,12 +210,14 @@ async def reconciling(
             settings.namespace,
             settings.scaler_address,
             settings.loopback,
+            settings.model_gateway_url,
+            settings.mcp_gateway_url,
         ),
         settled,
         controller.queues.set,
         identities.publish,
         controller.queues.trouble,
-        controller.queues.shards,
+        controller.queues.heard,
     )
 
     async def lead() -> None:
@@ -224,7 +226,14 @@ async def reconciling(
             await cache.synced()
             async with anyio.create_task_group() as group:
                 group.start_soon(identities.lead)
-                await controller.lead(cache, reconciler.reconcile, coordination, identities.deny)
+                await controller.lead(
+                    cache,
+                    reconciler.reconcile,
+                    reconciler.register,
+                    coordination,
+                    identities.deny,
+                    election.check,
+                )
         finally:
             LEADING.set(0)
 

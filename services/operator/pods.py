@@ -1,10 +1,11 @@
-"""What the end of a pod means for what it holds elsewhere. Pure."""
+"""What a pod says about itself, and what its end means for what it holds elsewhere. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libs.cluster import Object, key_of
+from libs.cluster import Object, controller_of, key_of
+from libs.cluster.kinds import DEPLOYMENT, STATEFUL_SET
 
 from .plan.owned import AGENT_LABEL, label
 
@@ -34,6 +35,33 @@ def ended(old: Object | None, new: Object | None) -> Ended | None:
     namespace, name = key_of(pod)
     certain = _is_over(pod) and _node_said_so(pod)
     return Ended(namespace, label(old, AGENT_LABEL), name, metadata["uid"], certain)
+
+
+def is_alive(pod: Object) -> bool:
+    """Whether it has not ended; one that is being deleted has not."""
+    return not _is_over(pod)
+
+
+def is_worker(pod: Object, fleet: str) -> bool:
+    """Whether a workload of the fleet's name made it; what its labels say anybody may say. In the local home
+    a Deployment makes pods itself."""
+    owner = controller_of(pod)
+    if owner is None:
+        return False
+    kind, name = owner["kind"], str(owner["name"])
+    if kind == "ReplicaSet":
+        return name.rpartition("-")[0] == fleet
+    return kind in (DEPLOYMENT.name, STATEFUL_SET.name) and name == fleet
+
+
+def told(pod: Object, variable: str) -> str:
+    """What a pod, or the template of one, tells an agent (or its bridge) by this variable; "": nothing."""
+    spec = pod.get("spec") or {}
+    for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())):
+        for each in container.get("env") or ():
+            if each["name"] == variable:
+                return str(each.get("value") or "")
+    return ""
 
 
 def _is_over(pod: Object) -> bool:

@@ -16,6 +16,7 @@ ASKED_SECONDS = 10.0
 """How often the API server is asked whether it has the kind."""
 _NOBODY = "agentctl-asks-for-none"
 _SOON = 0.1  # of that time, as long as there was no answer at all
+_REFUSALS = 6  # in a row, until what was there counts as gone: one is no more than a token that is renewed
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Presence:
         self._following = anyio.CancelScope()
         self._known = anyio.Event()
         self._refusal = ""
+        self._refusals = 0
         self.is_there = False
         """Whether the API server has it, and it has been listed."""
 
@@ -80,6 +82,7 @@ class Presence:
 
     async def _ask(self) -> bool | None:
         """None: there was no answer."""
+        refusals, self._refusals = self._refusals, 0
         try:
             await self._cluster.list(self._kind, self._namespace, name=_NOBODY)
         except NotFoundError:
@@ -87,8 +90,8 @@ class Presence:
         except UnauthorisedError as error:  # whether it is there or not, it is nothing that we can use
             if self._refusal != str(error):
                 _log.warning("%s: %s", self._kind.resource, error)
-            self._refusal = str(error)
-            return False
+            self._refusal, self._refusals = str(error), refusals + 1
+            return None if self.is_there and self._refusals < _REFUSALS else False
         except MeshError:
             return None
         return True

@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-import msgspec
-
 from libs.cluster import Cluster, Object, key_of
 from libs.cluster.kinds import (
     AGENT,
@@ -51,15 +49,18 @@ from .plan import (
     conflict,
     counted,
     desired,
+    queue_of,
     references,
     said_by,
 )
 from .plan.reading import read
+from .pods import is_alive, is_worker, told
+from .queues import Heard
 from .runs import belongs
 from .status import Observed, events, status
 from .writes import KEEPER, Begin, Note, Writes
 
-Queued = Callable[[Key, Queue | None, str], None]
+Queued = Callable[[Key, Queue | None, str, frozenset[str]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class Pass:
     """Something stands in the way, which a condition names; trying again would not help."""
     gone: bool = False
     """There is nothing to look at again."""
+    again: float | None = None
+    """Seconds after which it is to be looked at again. None: that has time."""
 
     @property
     def result(self) -> str:
@@ -88,9 +91,9 @@ class Preview:
 
 
 class Reconciler:
-    """Reads the cache, writes by `begin`, says in `queued` which queue a fleet needs (None: it is gone) and
-    since when there is the fleet, and has whom to trust published where there are pods. `shards` knows how
-    the queue of a fleet, which has this name, is divided."""
+    """Reads the cache, writes by `begin`, says in `queued` which queue a fleet needs (None: it is gone),
+    since when there is the fleet and on which queues its agents are at work, and has whom to trust published
+    where there are pods. `heard` knows how it stands with the queue of a fleet, which has this name."""
 
     def __init__(
         self,
@@ -103,7 +106,7 @@ class Reconciler:
         queued: Queued,
         publish: Callable[[str], Awaitable[None]],
         queue_trouble: Callable[[Key], str] = lambda fleet: "",
-        shards: Callable[[Key, str], Shards | None] = lambda fleet, queue: None,
+        heard: Callable[[Key, str], Heard] = lambda fleet, queue: Heard(),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._cluster = cluster
@@ -115,29 +118,37 @@ class Reconciler:
         self._queued = queued
         self._publish = publish
         self._queue_trouble = queue_trouble
-        self._shards = shards
+        self._heard = heard
         self._now = now
 
     async def reconcile(self, key: Key) -> Pass:
         """One pass. Raises what the cluster raises, except for refusals, which become a condition."""
         thing = self._cache.get(key.kind, key.namespace, key.name)
         if thing is None or is_going(thing):  # owner references do the rest
-            self._queued(key, None, "")
+            self.register(key)
             return Pass(gone=True)
         writes = self._begin()
         try:
             plan, context, waits = Plan(), Context(self._rendering), False
             if key.kind in OWNERS:
                 context = self._context(thing, key)
+                self._register(key, thing, context)
                 plan, waits = await self._bring(thing, key, context, writes)
-                if not plan.problems:
-                    born = thing["metadata"].get("creationTimestamp", "")
-                    self._queued(key, plan.queue, born)
+            else:
+                plan = desired(thing, context)
             await self._report(_undone(thing) if waits else thing, key, plan, context, writes)
         finally:
             for note in writes.notes:
                 self._recorder.record(thing, note.reason, note.action, note.text, note.type)
         return Pass(writes.count, writes.last_at, refused=bool(plan.problems))
+
+    def register(self, key: Key) -> None:
+        """Says in `queued` what there is to say of a fleet, whether it can be as it says or not."""
+        thing = self._cache.get(key.kind, key.namespace, key.name)
+        if thing is None or is_going(thing):
+            self._register(key)
+        else:
+            self._register(key, thing, self._context(thing, key))
 
     def preview(self, thing: Object) -> Preview:
         """What a pass over this object would do, by what we know; the API server is not asked. Where there
@@ -200,7 +211,7 @@ class Reconciler:
         """Whether a workload is to be made while a pod of an earlier one may still run."""
         if not any(step.action is Action.CREATE and step.kind in WORKLOADS for step in todo):
             return False
-        return any(map(_is_alive, self._cache.pods(key_of(thing)[0], agent_names(thing))))
+        return any(map(is_alive, self._cache.pods(key_of(thing)[0], agent_names(thing))))
 
     async def _make(self, thing: Object, step: Step, writes: Writes) -> Problem | None:
         there = step.live
@@ -257,6 +268,7 @@ class Reconciler:
                 users=len(self._cache.users(key)),
                 queue_trouble=self._queue_trouble(key),
                 shards=context.shards,
+                awaits_certificate=context.scales and context.awaits_certificate,
             ),
         )
         if new == old:
@@ -305,35 +317,49 @@ class Reconciler:
         )
         if key.kind is not AGENT_FLEET:
             return context
-        live = (self._cache.get(kind, key.namespace, key.name) for kind in (DEPLOYMENT, STATEFUL_SET))
+        asked = queue_of(thing, context)
+        heard = self._heard(key, asked.name) if asked else Heard()
         scaled = self._cache.get(SCALED_OBJECT, key.namespace, key.name)
         return replace(
             context,
             scales=bool(self._rendering.scaler_address) and self._cache.scales,
-            workers=next((each for each in live if each is not None and belongs(each, thing)), None),
-            workers_alive=sum(map(_is_alive, self._cache.pods(key.namespace, frozenset({key.name})))),
-            shards=self._shards(key, _queue_of(thing)),
+            workers=next((each for each in self._makers(key) if belongs(each, thing)), None),
+            workers_alive=[pod["metadata"]["name"] for pod in self._workers(key)],
+            shards=heard.shards,
+            queue_owner=heard.owner,
+            queue_wait=heard.wait,
+            awaits_certificate=scaled is None and self._cache.awaits_certificate,
             scaler_certificate=self._cache.scaler_certificate or certificate_in(scaled),
         )
 
+    def _register(self, key: Key, thing: Object | None = None, context: Context | None = None) -> None:
+        if key.kind is not AGENT_FLEET:
+            return
+        queue, born = None, ""
+        if thing is not None and context is not None:
+            queue, born = queue_of(thing, context), thing["metadata"].get("creationTimestamp", "")
+        pods = [*self._workers(key), *(maker["spec"]["template"] for maker in self._makers(key))]
+        self._queued(key, queue, born, frozenset(filter(None, map(_queue_in, pods))))
 
-def _is_alive(pod: Object) -> bool:
-    """Whether it has not ended; one that is being deleted has not."""
-    return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+    def _makers(self, fleet: Key) -> list[Object]:
+        """The live Deployment and StatefulSet of the fleet's name."""
+        found = (self._cache.get(kind, fleet.namespace, fleet.name) for kind in (DEPLOYMENT, STATEFUL_SET))
+        return [each for each in found if each is not None]
+
+    def _workers(self, fleet: Key) -> list[Object]:
+        """The pods of workers of that fleet that have not ended."""
+        pods = self._cache.pods(fleet.namespace, frozenset({fleet.name}))
+        return [pod for pod in pods if is_alive(pod) and is_worker(pod, fleet.name)]
 
 
-def _queue_of(fleet: Object) -> str:
-    """The name of its queue; "" if its spec makes no sense, which the plan then says."""
-    try:
-        spec = read(fleet)
-    except msgspec.ValidationError:
-        return ""
-    return (spec.work.queue if isinstance(spec, FleetSpec) else "") or key_of(fleet)[1]
+def _queue_in(pod: Object) -> str:
+    """The name of the queue on which a pod, or those of a template, work; "" if on none."""
+    return told(pod, "AGENT_QUEUE").rpartition("/")[2]
 
 
 def _unless_changed(wanted: Object, live: Object | None) -> Object:
-    """What is held is the number that the scaler said last: if that is another by now, this may not be."""
-    if live is None or said_by(wanted) != Says.HELD or said_by(live) == Says.HELD:
+    """What is held is the number that there was: if that is another by now, this may not be."""
+    if live is None or said_by(wanted) != Says.HELD:
         return wanted
     revision = live["metadata"]["resourceVersion"]
     return {**wanted, "metadata": {**wanted["metadata"], "resourceVersion": revision}}

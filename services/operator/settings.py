@@ -38,6 +38,12 @@ class Settings:
     """Where KEDA runs: there we keep the Secret with its certificate for the scaler. Empty: nowhere."""
     stand_in_url: str = ""
     """The model endpoint of pools that name none: a stand-in, which is no model. Empty: there is none."""
+    model_gateway_url: str = field(default="", metadata={"env": "AGENTCTL_MODEL_GATEWAY_URL"})
+    """Where agents reach models, as https://modelgateway.agentctl-system.svc:8443/v1. Empty: at their pool's
+    endpoint, and pools that need the gateway are refused."""
+    mcp_gateway_url: str = field(default="", metadata={"env": "AGENTCTL_MCP_GATEWAY_URL"})
+    """Where agents reach tools, as https://mcpgateway.agentctl-system.svc:8444. Empty: at the servers
+    themselves, and sets that need the gateway are refused."""
     loopback: str = "127.0.0.1"
     """Where a bridge and its agent meet. Pods that share one loopback device need $(AGENT_HOST) here."""
     registers: bool = False
@@ -71,5 +77,8 @@ class Settings:
             raise ValueError("OPERATOR_WORKERS must be at least 1")
         if self.lease < timedelta(seconds=3):
             raise ValueError("OPERATOR_LEASE must be at least 3s")
+        for name, url in (("MODEL", self.model_gateway_url), ("MCP", self.mcp_gateway_url)):
+            if url and not url.startswith("https://"):
+                raise ValueError(f"AGENTCTL_{name}_GATEWAY_URL must be an https URL")
         if self.mint and not all(self.mint.partition(":")):
             raise ValueError("OPERATOR_MINT must be ACCOUNT:FOLDER")

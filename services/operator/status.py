@@ -29,13 +29,17 @@ from libs.resources.status import Shards as Divided
 from .plan import Plan, Problem, Says, Shards, said_by
 from .plan.owned import AGENT_LABEL, label
 from .plan.reading import coordinator_of, read
+from .plan.shards import REFUSED, RESHARDING
+from .pods import is_alive, is_worker, told
 from .readiness import NOT_THERE, Verdict, ending, of_run, of_schedule, of_workload
 from .runs import belongs, last_run, newly_ended, runs_of
 
 _REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?")  # of a condition
 _WORKLOADS = (DEPLOYMENT, STATEFUL_SET, JOB, CRON_JOB)
 _RUNS_ARE_READY = frozenset({"Succeeded", "Failed", "RunFailed"})
-_ON_THE_WAY = frozenset({"Progressing", "Pending", "Running", "Resharding", "ShardsUnknown", "NoScaler"})
+_ON_THE_WAY = frozenset(
+    {"Progressing", "Pending", "Running", "Resharding", "ShardsUnknown", "NoScaler", "NoCertificate"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class Observed:
     """Why a fleet cannot use its queue as it says."""
     shards: Shards | None = None
     """How a fleet's queue is divided, as far as is known."""
+    awaits_certificate: bool = False
+    """Whether KEDA would scale a fleet, and has no certificate for the scaler yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +156,19 @@ def _of_fleet(thing: Object, spec: FleetSpec | None, observed: Observed) -> Obje
     else:
         ready = _of_workload(thing, observed, kind, name)
         if plan.waits and ready.message == NOT_THERE:
-            ready = Verdict(False, ready.reason, plan.waits.message)
+            reason = REFUSED if plan.waits.reason == REFUSED else ready.reason
+            ready = Verdict(False, reason, plan.waits.message)
         if spec.coordinator and ready.is_so:
             front = _of_workload(thing, observed, DEPLOYMENT, coordinator_of(name))
             if not front.is_so:
                 ready = Verdict(False, "CoordinatorNotReady", f"coordinator: {front.message}")
-        told = {"Ready": ready, "Scaled": _scaled(thing, spec, observed), "Sharded": _sharded(spec, observed)}
+        scaled = _scaled(thing, spec, observed)
+        if scaled and scaled.reason == "Held" and ready.reason == "ScaledToZero":
+            ready = Verdict(False, "Held", scaled.message)
+        told = {"Ready": ready, "Scaled": scaled, "Sharded": _sharded(thing, spec, observed)}
         verdicts |= {condition: verdict for condition, verdict in told.items() if verdict}
     if observed.queue_trouble:
-        verdicts["QueueConfigured"] = Verdict(False, "QueueRefused", observed.queue_trouble)
+        verdicts["QueueConfigured"] = Verdict(False, REFUSED, observed.queue_trouble)
     shards = observed.shards
     said = FleetStatus(
         observed_generation=_generation(thing),
@@ -184,22 +194,37 @@ def _scaled(thing: Object, spec: FleetSpec, observed: Observed) -> Verdict | Non
         if ready.get("status") == "False":
             reason, message = str(ready.get("reason", "")), str(ready.get("message", ""))
             return Verdict(False, reason if _REASON.fullmatch(reason) else "ScaledObjectNotReady", message)
+        if ready.get("status") != "True":
+            return Verdict(False, "Progressing", "KEDA has not said yet that it scales here")
         bounds = f"{spec.scaling.min_replicas} to {spec.scaling.max_replicas}"
         return Verdict(True, "ScaledByDemand", f"{bounds} agents, as many as there is work for")
+    if spec.replicas is None and observed.awaits_certificate:
+        return Verdict(
+            False,
+            "NoCertificate",
+            f"KEDA has no certificate for the scaler yet; until then it works with {count}",
+        )
     if by == Says.HELD:
-        return Verdict(False, "Held", f"nothing scales here any more: of its agents {count} stay")
+        stays = f"of its agents {count} stay" if count else "no agent starts"
+        until = "until KEDA is back or spec.replicas is set"
+        return Verdict(False, "Held", f"nothing scales here any more: {stays} {until}")
     if spec.replicas is not None:
         return Verdict(True, "FixedByHand", f"spec.replicas says {count}")
     return Verdict(False, "NoScaler", f"nothing scales here: it works with minReplicas, {count}")
 
 
-def _sharded(spec: FleetSpec, observed: Observed) -> Verdict | None:
-    """Whether the queue is divided as it should be; None: that is no question."""
-    if waits := observed.plan.waits:
+def _sharded(thing: Object, spec: FleetSpec, observed: Observed) -> Verdict | None:
+    """Whether the queue is divided as it should be, and its agents know it; None: that is no question."""
+    waits, shards, is_wanted = observed.plan.waits, observed.shards, spec.scaling.mode == "shard"
+    if waits and (is_wanted or waits.reason != REFUSED):  # else QueueConfigured says it
         return Verdict(False, waits.reason, waits.message)
-    shards = observed.shards
-    if spec.scaling.mode != "shard" or shards is None:
+    if not is_wanted or shards is None:
         return None
+    name = key_of(thing)[1]
+    workers = [pod for pod in observed.pods if is_worker(pod, name) and is_alive(pod)]
+    old = sum(told(pod, "AGENT_SHARD_EPOCH") != str(shards.epoch) for pod in workers)
+    if old:
+        return Verdict(False, RESHARDING, f"the epoch is {shards.epoch}, {old} agents are of another one")
     return Verdict(True, "Sharded", f"{shards.count} shard{'s'[: shards.count != 1]}, epoch {shards.epoch}")
 
 

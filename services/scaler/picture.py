@@ -61,7 +61,12 @@ class Picture:
         return self._clock() - self._confirmed_at <= self._stale_seconds
 
     def check(self) -> None:
-        """UnavailableError if it is not fresh."""
+        """UnavailableError unless it is fresh and whole."""
+        self._check_fresh()
+        if not self._is_whole:
+            raise UnavailableError("coordination has not told of all queues yet")
+
+    def _check_fresh(self) -> None:
         if not self.is_fresh:
             raise UnavailableError("there is no news from coordination: what there is to do is not known")
 
@@ -73,7 +78,7 @@ class Picture:
 
     def demand(self, queue: str) -> Demand:
         """Of one queue. UnavailableError."""
-        self.check()
+        self._check_fresh()
         if (demand := self.find(queue)) is None:
             raise UnavailableError("coordination has not told of all queues yet, and not of this one")
         return demand

@@ -67,9 +67,22 @@ class Rules:
             "admission": frozenset({"admission"}),
             "apiserver": frozenset({"apiserver"}),
             "coordination": frozenset({"coordination"}),
+            "mcpgateway": frozenset({"mcpgateway"}),
+            "modelgateway": frozenset({"modelgateway"}),
             "provider": frozenset({"provider"}),
             "scaler": frozenset({"scaler"}),
-            "plane": frozenset({"admission", "apiserver", "coordination", "plane", "provider", "scaler"}),
+            "plane": frozenset(
+                {
+                    "admission",
+                    "apiserver",
+                    "coordination",
+                    "mcpgateway",
+                    "modelgateway",
+                    "plane",
+                    "provider",
+                    "scaler",
+                }
+            ),
         }
     )
 

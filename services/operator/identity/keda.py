@@ -77,6 +77,8 @@ class ScalerClient:
         except NotFoundError:
             return False
         data = secret.get("data") or {}
+        if not all(data.get(name) for name in _FILES):
+            return False
         if (secret["metadata"].get("annotations") or {}).get(DIGEST) != _digest(data):
             return False
         root, chain, key = (b64decode(data[name]) for name in _FILES)

@@ -114,10 +114,12 @@ class Office:
 
     async def keep(self) -> None:
         """One round of `lead`."""
-        await self.vault.keep()
-        await self._publication.keep(self.vault.authority.bundle, self.denials)
-        if self._scaler_client:
-            await self._scaler_client.keep(self.vault.authority)
+        try:
+            await self.vault.keep()
+            await self._publication.keep(self.vault.authority.bundle, self.denials)
+        finally:  # scaling is not to stop for what hinders the rest
+            if self._scaler_client:
+                await self._scaler_client.keep(self.vault.authority)
 
     def _certify(self) -> None:
         """Our own certificate and whom we trust, written if they are not as they should be."""

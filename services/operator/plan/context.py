@@ -30,6 +30,10 @@ class Rendering:
     """host:port of the scaler, as KEDA reaches it. Empty: nothing scales here."""
     loopback: str = "127.0.0.1"
     """Where a bridge and its agent meet. May be the variable $(AGENT_HOST), where pods share one loopback."""
+    model_gateway_url: str = ""
+    """Where agents reach all models, /v1 included. Empty: at their pool's endpoint."""
+    mcp_gateway_url: str = ""
+    """Where agents reach all tools. Empty: at the servers themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,17 @@ class Context:
     """Whether something acts on ScaledObjects here: KEDA, or the local home."""
     workers: Object | None = None
     """The live Deployment or StatefulSet of a fleet's workers, if it is this fleet's."""
-    workers_alive: int = 0
-    """A fleet's worker pods that have not ended; those that are stopping count."""
+    workers_alive: Sequence[str] = ()
+    """A fleet's worker pods that have not ended, by name; those that are stopping count."""
     shards: Shards | None = None
     """Of a fleet's queue. None: not known (yet)."""
+    queue_owner: str = ""
+    """The fleet that has its queue, if that is another, and does not share it."""
+    queue_wait: str = ""
+    """Why its queue is not divided as it wants, although it has no workers."""
+    awaits_certificate: bool = False
+    """Whether KEDA has to get its certificate for the scaler before it hears of the fleet: it would call in
+    the clear, and not notice the certificate when it comes."""
     scaler_certificate: str = ""
     """A digest of the certificate with which KEDA calls the scaler. Empty: there is none."""
 

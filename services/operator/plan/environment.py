@@ -142,9 +142,12 @@ def servers_of(part: Part, context: Context) -> list[Server]:
 def _model(part: Part, context: Context) -> dict[str, str]:
     if part.model is None:
         return {}
+    settings = context.settings
+    gateway = settings.model_gateway_url
     return {
         "AGENT_MODEL": model_of(part, context),
-        "OPENAI_BASE_URL": _pool(part.model, context).endpoint or context.settings.stand_in_url,
+        "OPENAI_BASE_URL": gateway or _pool(part.model, context).endpoint or settings.stand_in_url,
+        "AGENT_MODEL_IDENTITY": "true" if gateway else "",
     }
 
 
@@ -153,11 +156,16 @@ def _pool(model: ModelRef, context: Context) -> PoolSpec:
 
 
 def _servers(part: Part, context: Context) -> str:
-    servers = [
-        {"name": server.name, "endpoint": server.endpoint, "tags": server.tags}
-        for server in servers_of(part, context)
-    ]
+    servers = [_server(each, context.settings.mcp_gateway_url) for each in servers_of(part, context)]
     return json.dumps(servers) if servers else ""
+
+
+def _server(server: Server, gateway: str) -> Object:
+    """As an agent is told of it. It shows its certificate at the gateway, and nowhere else."""
+    if not gateway:
+        return {"name": server.name, "endpoint": server.endpoint, "tags": server.tags}
+    endpoint = f"{gateway.rstrip('/')}/servers/{server.name}/mcp"
+    return {"name": server.name, "endpoint": endpoint, "tags": server.tags, "identity": True}
 
 
 def _limits(limits: Limits) -> dict[str, str]:

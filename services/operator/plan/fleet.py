@@ -25,16 +25,24 @@ def planned(thing: Object, spec: FleetSpec, context: Context) -> Plan:
     if spec.scaling.mode == "shard":
         found = [shards.service(thing), *found]
     found.append(budget(thing, spec))
-    agents = [name]
     if spec.coordinator:
         found.append(_front(thing, spec.coordinator, f"{namespace}/{queue}", context))
-        agents.append(coordinator_of(name))
-    reshards = bool(wait and wait.reason == shards.RESHARDING and shards.are_gone(context))
     return Plan(
-        tuple(found),
-        keeps=shards.kept(name, wait),
-        waits=wait,
-        queue=Queue(queue, spec.work.max_attempts, tuple(agents), shards.wanted(spec), reshards),
+        tuple(found), keeps=shards.kept(name, wait), waits=wait, queue=queue_for(thing, spec, context)
+    )
+
+
+def queue_for(thing: Object, spec: FleetSpec, context: Context) -> Queue:
+    """What coordination is told about its queue, whatever else may be wrong with the fleet."""
+    name = key_of(thing)[1]
+    queue = spec.work.queue or name
+    wait = shards.waits(spec, queue, context)
+    return Queue(
+        queue,
+        spec.work.max_attempts,
+        (name, coordinator_of(name)) if spec.coordinator else (name,),
+        shards.wanted(spec),
+        reshards=bool(wait and wait.reason == shards.RESHARDING and shards.are_gone(context)),
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 
 from libs.cluster import Object, key_of
+from libs.cluster.kinds import MCP_SERVER_SET, MODEL_POOL
 from libs.resources.agent import AgentSpec
 from libs.resources.fleet import FleetSpec
 from libs.resources.names import (
@@ -35,6 +37,17 @@ def problems(thing: Object, spec: AgentSpec | FleetSpec, context: Context) -> tu
     for at, part in parts(spec).items():
         found += [*_image(at, part, context), *_model(at, part, context), *_servers(at, part, context)]
     return tuple(dict.fromkeys(found))
+
+
+def lacks(thing: Object, context: Context) -> tuple[Problem, ...]:
+    """Why no agent can use a ModelPool or MCPServerSet; of another kind, nothing. msgspec.ValidationError if
+    it is malformed."""
+    name = key_of(thing)[1]
+    if thing["kind"] == MODEL_POOL.name:
+        return tuple(_of_pool(name, msgspec.convert(thing["spec"], PoolSpec), context))
+    if thing["kind"] == MCP_SERVER_SET.name:
+        return tuple(_of_set(name, msgspec.convert(thing["spec"], ServerSetSpec), context))
+    return ()
 
 
 def _place(thing: Object, context: Context) -> Iterator[Problem]:
@@ -131,16 +144,26 @@ def _model(at: str, part: Part, context: Context) -> Iterator[Problem]:
         )
         return
     pool = msgspec.convert(context.pools[named]["spec"], PoolSpec)
-    if not pool.endpoint and not context.settings.stand_in_url:
-        yield Problem(
-            "NoEndpoint",
-            f"{at}.model.pool: ModelPool {named} names no endpoint, and there is no stand-in here; name one",
-        )
-    models = pool.models
-    if not models or (model and model not in models):
+    for lack in _of_pool(named, pool, context):
+        yield replace(lack, message=f"{at}.model.pool: {lack.message}")
+    if model and model not in pool.models:
         yield Problem(
             "UnknownModel",
-            f"{at}.model.id: ModelPool {named} has no model {model!r}; it has {', '.join(models) or 'none'}",
+            f"{at}.model.id: ModelPool {named} has no model {model!r}; it has {', '.join(pool.models)}",
+        )
+
+
+def _of_pool(name: str, pool: PoolSpec, context: Context) -> Iterator[Problem]:
+    settings = context.settings
+    if (fields := pool.for_gateway()) and not settings.model_gateway_url:
+        yield Problem(
+            "NoModelGateway",
+            f"ModelPool {name} has {' and '.join(fields)}, which are for the model gateway, and there is none"
+            " here; have AGENTCTL_MODEL_GATEWAY_URL set for the operator, or name one spec.endpoint instead",
+        )
+    if not (pool.endpoint or pool.endpoints or settings.stand_in_url):
+        yield Problem(
+            "NoEndpoint", f"ModelPool {name} names no endpoint, and there is no stand-in here; name one"
         )
 
 
@@ -153,10 +176,24 @@ def _servers(at: str, part: Part, context: Context) -> Iterator[Problem]:
                 f"{at}.mcpServers: there is no MCPServerSet {name} here; create it or name another",
             )
             continue
-        for server in msgspec.convert(context.server_sets[name]["spec"], ServerSetSpec).servers:
+        servers = msgspec.convert(context.server_sets[name]["spec"], ServerSetSpec)
+        for lack in _of_set(name, servers, context):
+            yield replace(lack, message=f"{at}.mcpServers: {lack.message}")
+        for server in servers.servers:
             if server.name in seen:
                 yield Problem(
                     "DuplicateServer",
                     f"{at}.mcpServers: {seen[server.name]} and {name} both have a {server.name}; rename one",
                 )
             seen.setdefault(server.name, name)
+
+
+def _of_set(name: str, servers: ServerSetSpec, context: Context) -> Iterator[Problem]:
+    for server in servers.servers if not context.settings.mcp_gateway_url else ():
+        if fields := server.for_gateway():
+            yield Problem(
+                "NoMcpGateway",
+                f"MCPServerSet {name}: its server {server.name} has {' and '.join(fields)}, for the MCP"
+                " gateway, and there is none here; have AGENTCTL_MCP_GATEWAY_URL set for the operator, or"
+                " leave it out",
+            )

@@ -49,7 +49,7 @@ def count(spec: FleetSpec, context: Context) -> Count:
     """By the spec if it names a number, else by the scaler. Without one nothing goes below what runs."""
     if spec.replicas is not None:
         return Count(Says.OPERATOR, bounded(spec, spec.replicas))
-    if context.scales:
+    if context.scales and not context.awaits_certificate:
         return Count(Says.SCALER, None)
     live = context.workers
     if live is not None and said_by(live) in (Says.SCALER, Says.HELD):
@@ -100,6 +100,7 @@ def scaled_object(thing: Object, spec: FleetSpec, context: Context) -> Object:
         "maxReplicaCount": scaling.max_replicas,
         "pollingInterval": _POLLING_SECONDS,
         "cooldownPeriod": cooldown,
+        "initialCooldownPeriod": cooldown,  # else what is handed over goes at the first quiet poll
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior}},
         "triggers": [
             {
@@ -110,8 +111,11 @@ def scaled_object(thing: Object, spec: FleetSpec, context: Context) -> Object:
         ],
     }
     if scaling.fallback_replicas is not None:
-        fallback = {"failureThreshold": _FALLBACK_FAILURES, "replicas": scaling.fallback_replicas}
-        body["fallback"] = fallback
+        body["fallback"] = {
+            "failureThreshold": _FALLBACK_FAILURES,
+            "replicas": scaling.fallback_replicas,
+            "behavior": "currentReplicasIfHigher",
+        }
     return owned(thing, name, SCALED_OBJECT, name, {"spec": body})
 
 

@@ -6,6 +6,8 @@ division end before the next is asked for, and those of the next are made when i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from libs.cluster import Object, key_of
 from libs.cluster.kinds import DEPLOYMENT, SCALED_OBJECT, SERVICE, STATEFUL_SET
 from libs.resources.fleet import FleetSpec
@@ -17,6 +19,8 @@ from .scaling import bounded
 
 UNKNOWN = "ShardsUnknown"
 RESHARDING = "Resharding"
+REFUSED = "QueueRefused"
+_SHOWN = 3
 
 
 def wanted(spec: FleetSpec) -> int:
@@ -29,18 +33,23 @@ def wanted(spec: FleetSpec) -> int:
 def waits(spec: FleetSpec, queue: str, context: Context) -> Problem | None:
     """Why there can be no workers as the spec has them yet. None: there can."""
     shards, there = wanted(spec), context.shards
+    if owner := context.queue_owner:
+        return Problem(REFUSED, f"queue {queue}: fleet {owner} has it, and shards are not shared")
     if there is None:
         why = f"how queue {queue} is divided is not known yet; until then its agents stay as they are"
-        return Problem(UNKNOWN, why) if shards else None
+        has_some = context.workers is not None and context.workers["kind"] == STATEFUL_SET.name
+        return Problem(UNKNOWN, why) if shards or has_some else None
     if there.count == shards:
         return None
-    first = "coordination has to do it" if are_gone(context) else f"its agents end first{_left(context)}"
+    first = context.queue_wait or "coordination has to do it"
+    if not are_gone(context):
+        first = f"its agents end first{_left(context.workers_alive)}"
     return Problem(RESHARDING, f"queue {queue} goes from {_said(there.count)} to {_said(shards)}: {first}")
 
 
 def are_gone(context: Context) -> bool:
     """Whether the fleet has no worker, nor what may make one."""
-    return context.workers is None and context.workers_alive == 0
+    return context.workers is None and not context.workers_alive
 
 
 def kept(name: str, wait: Problem | None) -> tuple[Reference, ...]:
@@ -77,8 +86,9 @@ def service(thing: Object) -> Object:
     return owned(thing, name, SERVICE, name, {"spec": body})
 
 
-def _left(context: Context) -> str:
-    return f", {context.workers_alive} are left" if context.workers_alive else ""
+def _left(pods: Sequence[str]) -> str:
+    more = ", …" if len(pods) > _SHOWN else ""
+    return f", {len(pods)} are left: {', '.join(sorted(pods)[:_SHOWN])}{more}" if pods else ""
 
 
 def _said(shards: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,14 @@ SETTINGS = Rendering(
     identity_address="operator.agentctl-system:7412",
     scaler_address="scaler.agentctl-system.svc:7417",
 )
+GATEWAYS = replace(
+    SETTINGS,
+    model_gateway_url="https://modelgateway.agentctl-system.svc:8443/v1",
+    mcp_gateway_url="https://mcpgateway.agentctl-system.svc:8444",
+)
 _AROUND: dict[str, dict[str, Any]] = {
+    "agentd-gateways": {"settings": GATEWAYS},
+    "gateways": {"settings": GATEWAYS},
     "fleet-scaled": {"scales": True},
     "fleet-shards": {"shards": Shards(3, 7)},
 }
@@ -72,7 +80,7 @@ def context(others: Iterable[Object] = (), namesakes: Iterable[Object] = (), **m
         if each["kind"] in (CONFIG_MAP.name, SECRET.name):
             hashes |= contents(each)
     return Context(
-        SETTINGS,
+        more.pop("settings", SETTINGS),
         pools=of(MODEL_POOL),
         server_sets=of(MCP_SERVER_SET),
         hashes=hashes,

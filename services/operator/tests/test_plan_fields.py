@@ -14,7 +14,20 @@ from libs.resources.pool import PoolSpec, ServerSetSpec
 from services.operator.plan import Plan, Shards
 from services.operator.plan.owned import SPEC_HASH
 
-from .manifests import agent, case, cases, config, fleet, plan_of, pod_of, pool, servers, workload_of
+from .manifests import (
+    GATEWAYS,
+    agent,
+    case,
+    cases,
+    config,
+    fleet,
+    plan_of,
+    plan_of_case,
+    pod_of,
+    pool,
+    servers,
+    workload_of,
+)
 
 ALL = {"Agent": AgentSpec, "AgentFleet": FleetSpec, "ModelPool": PoolSpec, "MCPServerSet": ServerSetSpec}
 TEMPLATE = case("pod-template")[0]["spec"]["podTemplate"]
@@ -25,11 +38,14 @@ LENGTHS = {
 }  # fmt: skip
 NAMES_OF_OTHERS = {"pool", "id", "mcpServers", "name", "key", "configMapKeyRef"}
 """Changed at random they name what is not there: the plan is then a problem, and so it should be."""
+GATEWAYS_OWN = {"endpoints", "provider", "budgets", "onStoreDown", "auth", "tools", "arguments"}
+"""Of pools and sets: gateways act on these, and no pod is replaced for them."""
 
 
 def everything() -> list[list[Any]]:
     """Objects with what they name, which together set every field there is."""
-    worlds = [[first, *others] for first, others in map(case, cases())]
+    without_gateway = (each for each in cases() if "gateways" not in each)
+    worlds = [[first, *others] for first, others in map(case, without_gateway)]
     flow = {"configMapKeyRef": {"name": "flows", "key": "sum"}}
     part = {
         "image": "x",
@@ -124,6 +140,7 @@ FIELDS = sorted(
     for path in declared(struct)
     if path[-2:] != ("containers", "name")  # this and the next can be one word only
     if path != ("coordinator", "template", "contract")
+    if not GATEWAYS_OWN & set(path)
 )
 VARIANTS = variants()
 
@@ -152,6 +169,19 @@ def _effects(field: str, plan: Plan) -> Any:
         if field != "trigger":
             each["metadata"]["annotations"].pop(SPEC_HASH, None)
     return objects, plan.queue
+
+
+@pytest.mark.parametrize("name", ["gateways", "agentd-gateways"])
+def test_what_a_gateway_acts_on_replaces_no_pod(name):
+    first, (models, office) = case(name)
+    before = plan_of_case(name)
+    models["spec"] = {"models": models["spec"]["models"], "endpoint": "https://other.example.com/v1"}
+    for server in office["spec"]["servers"]:
+        server["endpoint"] = "https://other.example.com/mcp"
+        for field in GATEWAYS_OWN:
+            server.pop(field, None)
+    assert before.problems == ()
+    assert plan_of(first, models, office, settings=GATEWAYS) == before
 
 
 def test_an_agent_with_tools_and_no_model_believes_its_tool_servers() -> None:

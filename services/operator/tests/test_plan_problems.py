@@ -10,7 +10,7 @@ from libs.cluster.kinds import CONFIG_MAP, MCP_SERVER_SET, MODEL_POOL, SECRET
 from libs.resources.names import agent_names
 from services.operator.plan import contents, desired, references
 
-from .manifests import SETTINGS, agent, config, context, fleet, plan_of, pool, servers, thing
+from .manifests import GATEWAYS, SETTINGS, agent, config, context, fleet, plan_of, pool, servers, thing
 
 MODEL = {"pool": "models"}
 FLOW = {"configMapKeyRef": {"name": "flows", "key": "sum"}}
@@ -83,6 +83,72 @@ def test_a_problem_says_what_to_do_and_nothing_is_applied(what, others, reason, 
     assert [problem.reason for problem in plan.problems] == [reason]
     assert all(word in plan.problems[0].message for word in words), plan.problems[0].message
     assert plan.objects == ()
+
+
+PAID = {
+    "models": ["small"],
+    "endpoints": [{"name": "a", "url": "https://a", "credential": {"secretRef": {"name": "k", "key": "t"}}}],
+}
+TIGHT = {"models": ["small"], "endpoint": "https://a", "budgets": [{"per": "pool", "tokens": 1}]}
+NO_SERVER = {"name": "s", "endpoint": "https://s"}
+
+
+@pytest.mark.parametrize(("spec", "fields"), [(PAID, "has endpoints,"), (TIGHT, "has budgets,"),
+                                              ({**PAID, **TIGHT}, "has endpoints and budgets,")])  # fmt: skip
+def test_a_pool_for_the_gateway_needs_one_and_says_so_itself(spec, fields):
+    models = thing(MODEL_POOL, "models", spec=spec)
+    (problem,) = plan_of(agent(model=MODEL), models).problems
+    (own,) = plan_of(models).problems
+    assert problem.reason == own.reason == "NoModelGateway"
+    assert problem.message == f"spec.model.pool: {own.message}"
+    assert fields in own.message
+    assert "AGENTCTL_MODEL_GATEWAY_URL" in own.message
+    front = fleet(coordinator={"template": {"image": "x", "model": MODEL}})
+    assert "spec.coordinator.template.model.pool: " in plan_of(front, models).problems[0].message
+    for what in (agent(model=MODEL), models):
+        assert plan_of(what, models, settings=GATEWAYS).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "fields"),
+    [
+        ({"auth": {"mode": "header", "secretRef": {"name": "k", "key": "t"}}}, "s has auth,"),
+        ({"tools": {"allow": []}, "arguments": {"read": {}}}, "s has tools and arguments,"),
+    ],
+)
+def test_a_server_set_for_the_gateway_needs_one_and_says_so_itself(said, fields):
+    web = thing(MCP_SERVER_SET, "web", spec={"servers": [NO_SERVER | said]})
+    (problem,) = plan_of(agent(mcpServers=["web"]), web).problems
+    (own,) = plan_of(web).problems
+    assert problem.reason == own.reason == "NoMcpGateway"
+    assert problem.message == f"spec.mcpServers: {own.message}"
+    assert fields in own.message
+    assert "AGENTCTL_MCP_GATEWAY_URL" in own.message
+    for what in (agent(mcpServers=["web"]), web):
+        assert plan_of(what, web, settings=GATEWAYS).problems == ()
+
+
+def test_a_server_that_wants_nothing_to_be_shown_needs_no_gateway():
+    web = thing(MCP_SERVER_SET, "web", spec={"servers": [NO_SERVER | {"auth": {"mode": "none"}}]})
+    assert plan_of(agent(mcpServers=["web"]), web).problems == ()
+
+
+def test_a_pool_without_an_endpoint_is_the_stand_in_or_of_no_use():
+    models = thing(MODEL_POOL, "models", spec={"models": ["small"]})
+    for settings in (SETTINGS, GATEWAYS):
+        assert [each.reason for each in plan_of(models, settings=settings).problems] == ["NoEndpoint"]
+        stands_in = replace(settings, stand_in_url="https://provider:8443/v1")
+        assert plan_of(models, settings=stands_in).problems == ()
+
+
+def test_a_malformed_pool_says_so():
+    assert plan_of(thing(MODEL_POOL, "models", spec={"models": 7})).problems[0].reason == "RenderFailed"
+
+
+def test_the_secrets_of_pools_and_servers_are_not_the_operators_to_read():
+    models = thing(MODEL_POOL, "models", spec=PAID)
+    plan = plan_of(agent(model=MODEL), models, settings=GATEWAYS)
+    assert plan.references == ((MODEL_POOL, "models"),)
 
 
 def test_all_problems_are_told_at_once():

@@ -132,6 +132,7 @@ def test_keda_is_told_the_bounds_and_the_cooldown():
         "maxReplicaCount": 30,
         "pollingInterval": 30,
         "cooldownPeriod": 120,
+        "initialCooldownPeriod": 120,
     }
     assert behavior["horizontalPodAutoscalerConfig"]["behavior"] == {
         "scaleUp": {
@@ -176,4 +177,18 @@ def test_the_trigger_names_kedas_certificate_so_that_another_one_is_an_update():
 def test_there_is_a_fallback_only_where_one_is_asked_for():
     assert "fallback" not in scaled_object()
     said = scaled_object(scaling={"fallbackReplicas": 3})
-    assert said["fallback"] == {"failureThreshold": 3, "replicas": 3}
+    assert said["fallback"] == {
+        "failureThreshold": 3,
+        "replicas": 3,
+        "behavior": "currentReplicasIfHigher",
+    }
+
+
+@pytest.mark.parametrize(
+    ("live", "expected", "by"), [(None, 2, "operator"), ((SCALER, 7), 7, "held"), ((HELD, 7), 7, "held")]
+)
+def test_before_keda_has_its_certificate_a_fleet_is_as_if_nothing_scaled(live, expected, by):
+    workers = live_workers(*live) if live else None
+    plan = plan_of(fleet(scaling=BOUNDS), scales=True, awaits_certificate=True, workers=workers)
+    assert workers_in(plan) == (expected, by)
+    assert not has_scaled_object(plan)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from libs.cluster.kinds import (
@@ -22,6 +24,9 @@ CLAIMING = live_workers(Says.SCALER, 4)
 
 def sharded(count=3, **spec):
     return fleet(replicas=count, scaling={"mode": "shard"}, **spec)
+
+
+SHARDED = one_of(plan_of(sharded(3), shards=Shards(3, 7)), STATEFUL_SET)
 
 
 def kinds(plan):
@@ -53,6 +58,7 @@ def env_in(plan):
         (sharded(3), Shards(0, 0), 4, CLAIMING, "", set(), False, "Resharding"),
         (sharded(3), Shards(0, 0), 0, CLAIMING, "", set(), False, "Resharding"),
         # back to mode claim
+        (fleet(), None, 3, SHARDED, "", KEPT, False, "ShardsUnknown"),
         (fleet(), Shards(3, 7), 3, None, "", set(), False, "Resharding"),
         (fleet(), Shards(3, 7), 0, None, "", set(), True, "Resharding"),
         (fleet(), Shards(0, 8), 0, None, "Deployment", set(), False, None),
@@ -64,7 +70,8 @@ def env_in(plan):
 def test_workers_end_before_their_queue_is_divided_anew(
     what, known, alive, live, runs, keeps, reshards, waits
 ):
-    plan = plan_of(what, scales=True, shards=known, workers_alive=alive, workers=live)
+    pods = [f"f-{number}" for number in range(alive)]
+    plan = plan_of(what, scales=True, shards=known, workers_alive=pods, workers=live)
     assert plan.problems == ()
     assert [kind for kind in kinds(plan) if kind in ("Deployment", "StatefulSet")] == ([runs] if runs else [])
     assert set(plan.keeps) == keeps
@@ -74,13 +81,33 @@ def test_workers_end_before_their_queue_is_divided_anew(
 
 
 def test_what_it_waits_for_is_said():
-    there = [{"workers_alive": 2}, {"workers": CLAIMING}, {}]
+    there: list[dict[str, Any]] = [
+        {"workers_alive": ["f-1", "f-0"]},
+        {"workers_alive": ["f-3", "f-2", "f-1", "f-0"], "queue_wait": "2 items are held"},
+        {"workers": CLAIMING},
+        {"queue_wait": "2 items are held"},
+        {},
+    ]
     waits = [plan_of(sharded(5), shards=Shards(1, 7), **more).waits for more in there]
     assert [wait.message for wait in waits if wait] == [
-        "queue f goes from 1 shard to 5 shards: its agents end first, 2 are left",
+        "queue f goes from 1 shard to 5 shards: its agents end first, 2 are left: f-0, f-1",
+        "queue f goes from 1 shard to 5 shards: its agents end first, 4 are left: f-0, f-1, f-2, …",
         "queue f goes from 1 shard to 5 shards: its agents end first",
+        "queue f goes from 1 shard to 5 shards: 2 items are held",
         "queue f goes from 1 shard to 5 shards: coordination has to do it",
     ]
+
+
+@pytest.mark.parametrize("what", [sharded(3), fleet()])
+def test_a_fleet_whose_queue_is_anothers_has_no_workers_and_says_whose(what):
+    plan = plan_of(what, queue_owner="g", workers=CLAIMING, workers_alive=["f-1"])
+    assert not {"Deployment", "StatefulSet"} & set(kinds(plan))
+    assert plan.keeps == ()
+    assert plan.waits is not None
+    assert plan.waits.reason == "QueueRefused"
+    assert plan.waits.message == "queue f: fleet g has it, and shards are not shared"
+    assert plan.queue is not None
+    assert not plan.queue.reshards
 
 
 @pytest.mark.parametrize(

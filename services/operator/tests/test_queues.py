@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -13,11 +13,13 @@ from agentctl.coordination.v1 import coordination_service_pb2 as pb
 from agentctl.coordination.v1 import coordination_service_pb2_grpc as pb_grpc
 from agentctl.coordination.v1 import work_pb2
 from libs.cluster.kinds import AGENT, AGENT_FLEET, CONFIG_MAP, CRON_JOB, DEPLOYMENT, POD
+from libs.cluster.lease import NotLeadingError
+from libs.errors import MeshError, QueueInUseError, StaleShardError
 from libs.testing.mesh import Mesh
 from services.operator.key import Key
 from services.operator.plan import Queue, Shards
 from services.operator.pods import Ended, ended
-from services.operator.queues import Queues, Remote, Rules
+from services.operator.queues import Heard, Queues, Remote, Rules
 
 from .world import IMAGE, Told, World
 
@@ -195,6 +197,10 @@ class _Servicer(pb_grpc.CoordinationServiceServicer):
         self.policies: dict[str, work_pb2.QueuePolicy] = {}
         self.requests: list[object] = []
         self.divided: list[int] = []
+        self.refuses: MeshError | None = None
+        """Why it divides none."""
+        self.meanwhile: Callable[[str], None] = lambda queue: None
+        """Called with each queue before it is configured."""
 
     async def GetQueues(self, request, context):
         self.requests.append(request)
@@ -204,11 +210,16 @@ class _Servicer(pb_grpc.CoordinationServiceServicer):
 
     async def ConfigureQueue(self, request, context):
         self.requests.append(request)
+        self.meanwhile(request.queue)
         policy = self.policies.setdefault(request.queue, work_pb2.QueuePolicy())
         if request.policy.HasField("agents"):
             policy.ClearField("agents")
         before, count = policy.shards, request.policy.shards.count
         if request.policy.HasField("shards") and count != before.count:
+            if self.refuses:
+                raise self.refuses
+            if request.policy.shards.epoch not in (0, before.epoch):
+                raise StaleShardError("it is another one by now")
             self.divided.append(count)
             policy.shards.CopyFrom(work_pb2.Sharding(count=count, epoch=before.epoch + 1))
         request.policy.ClearField("shards")
@@ -231,31 +242,80 @@ async def _remote(folder) -> AsyncIterator[tuple[Remote, _Servicer]]:
         yield Remote(pb_grpc.CoordinationServiceStub(channel)), servicer
 
 
+def leading() -> None:
+    """Raises nothing."""
+
+
 async def test_only_what_differs_is_configured_and_only_what_a_fleet_declares(tmp_path):
     async with _remote(tmp_path) as (remote, servicer):
         servicer.policies["demo/f"] = work_pb2.QueuePolicy(max_attempts=3, max_backlog=17)
         with anyio.fail_after(10):
-            assert (await remote.configure("demo/f", Rules(5, ("f",))))[0]
+            assert (await remote.configure("demo/f", Rules(5, ("f",)), leading))[0]
             assert servicer.policies["demo/f"].max_backlog == 17  # somebody else's, and still there
             assert servicer.policies["demo/f"].max_attempts == 5
             servicer.requests.clear()
-            assert await remote.configure("demo/f", Rules(5, ("f",))) == (False, Shards(0, 0))
+            assert await remote.configure("demo/f", Rules(5, ("f",)), leading) == (False, Shards(0, 0))
             assert [type(request) for request in servicer.requests] == [pb.GetQueuesRequest]
-            assert (await remote.configure("demo/new", Rules(3, ("f",))))[0]  # and one that is not there yet
+            # and one that is not there yet
+            assert (await remote.configure("demo/new", Rules(3, ("f",)), leading))[0]
             await remote.release("demo", "uid-1", "why")
         assert servicer.requests[-1] == pb.ReleaseWorkerRequest(
             namespace="demo", pod_uid="uid-1", reason="why"
         )
 
 
+async def test_a_division_that_is_not_the_one_that_was_seen_stays(tmp_path):
+    def divide(queue: str) -> None:
+        servicer.policies[queue] = work_pb2.QueuePolicy(
+            max_attempts=3,
+            agents=work_pb2.AgentList(names=["f"]),
+            shards=work_pb2.Sharding(count=7, epoch=9),
+        )
+
+    async with _remote(tmp_path) as (remote, servicer):
+        with anyio.fail_after(10):
+            await remote.configure("demo/f", Rules(3, ("f",), 4), leading)
+            servicer.meanwhile = divide  # between our question and our answer
+            with pytest.raises(StaleShardError):
+                await remote.configure("demo/f", Rules(3, ("f",), 5, 1), leading)
+            servicer.meanwhile = lambda queue: None
+            assert await remote.configure("demo/f", Rules(3, ("f",), 5, 1), leading) == (False, Shards(7, 9))
+            assert await remote.configure("demo/f", Rules(3, ("f",), 5), leading) == (False, Shards(7, 9))
+            assert await remote.configure("demo/f", Rules(3, ("f",), 5, 9), leading) == (True, Shards(5, 10))
+
+
+async def test_a_queue_that_is_in_use_has_its_other_rules_all_the_same(tmp_path):
+    async with _remote(tmp_path) as (remote, servicer):
+        servicer.refuses = QueueInUseError("2 items are held")
+        with anyio.fail_after(10):
+            with pytest.raises(QueueInUseError, match="2 items are held"):
+                await remote.configure("demo/f", Rules(5, ("f",), 4), leading)
+            assert await remote.configure("demo/f", Rules(5, ("f",)), leading) == (False, Shards(0, 0))
+
+
+async def test_who_does_not_lead_changes_nothing(tmp_path):
+    def refuse() -> None:
+        raise NotLeadingError("another one leads")
+
+    async with _remote(tmp_path) as (remote, servicer):
+        with anyio.fail_after(10):
+            await remote.configure("demo/f", Rules(3, ("f",)), leading)
+            servicer.requests.clear()
+            for rules in (Rules(5, ("f",)), Rules(3, ("f",), 4)):
+                with pytest.raises(NotLeadingError):
+                    await remote.configure("demo/f", rules, refuse)
+            assert {type(request) for request in servicer.requests} == {pb.GetQueuesRequest}
+            assert await remote.configure("demo/f", Rules(3, ("f",)), refuse) == (False, Shards(0, 0))
+
+
 async def test_shards_are_named_only_when_they_are_to_change(tmp_path):
     async with _remote(tmp_path) as (remote, servicer):
         with anyio.fail_after(10):
-            assert await remote.configure("demo/f", Rules(3, ("f",), 4)) == (True, Shards(4, 1))
-            assert await remote.configure("demo/f", Rules(3, ("f",), 4)) == (False, Shards(4, 1))
-            assert await remote.configure("demo/f", Rules(3, ("f",))) == (False, Shards(4, 1))
-            assert await remote.configure("demo/f", Rules(5, ("f",))) == (True, Shards(4, 1))
-            assert await remote.configure("demo/f", Rules(5, ("f",), 0)) == (True, Shards(0, 2))
+            assert await remote.configure("demo/f", Rules(3, ("f",), 4), leading) == (True, Shards(4, 1))
+            assert await remote.configure("demo/f", Rules(3, ("f",), 4), leading) == (False, Shards(4, 1))
+            assert await remote.configure("demo/f", Rules(3, ("f",)), leading) == (False, Shards(4, 1))
+            assert await remote.configure("demo/f", Rules(5, ("f",)), leading) == (True, Shards(4, 1))
+            assert await remote.configure("demo/f", Rules(5, ("f",), 0, 1), leading) == (True, Shards(0, 2))
     assert servicer.divided == [4, 0]
 
 
@@ -276,10 +336,9 @@ def test_a_queue_with_shards_is_that_of_the_oldest_fleet():
         why = "queue q: fleet b has it, and shards are not shared"
         assert queues.trouble(Key(AGENT_FLEET, "demo", "a")) == why
         assert queues.trouble(Key(AGENT_FLEET, "demo", "b")) == ""
-        assert queues.shards(Key(AGENT_FLEET, "demo", "b"), "q") == Shards(3, 1)
-        # One that wants shards gets no workers for those of another, one that wants none has to let go.
-        other = queues.shards(Key(AGENT_FLEET, "demo", "a"), "q")
-        assert other == (None if second.shards else Shards(3, 1))
+        assert queues.heard(Key(AGENT_FLEET, "demo", "b"), "q").shards == Shards(3, 1)
+        other = queues.heard(Key(AGENT_FLEET, "demo", "a"), "q")
+        assert (other.shards, other.owner) == (None, "b")
 
 
 def test_a_fleet_that_wants_shards_does_not_divide_the_queue_of_an_older_one():
@@ -291,6 +350,53 @@ def test_a_fleet_that_wants_shards_does_not_divide_the_queue_of_an_older_one():
     assert queues.rules("demo", "q") == Rules(9, ("a",), 3)
     queues.settle("demo", "q", "", Shards(3, 1))
     assert (told, queues.trouble(Key(AGENT_FLEET, "demo", "a"))) == (["a", "a"], "")
+
+
+def test_an_older_fleet_without_shards_goes_on_sharing_with_those_that_want_none():
+    queues, _ = _told(a=Queue("q", 3, ("a",)), b=Queue("q", 3, ("b",), shards=3), c=Queue("q", 9, ("c",)))
+    assert queues.rules("demo", "q") == Rules(9, ("a", "c"))
+    queues.settle("demo", "q", "", Shards(0, 0))
+    troubles = [queues.trouble(Key(AGENT_FLEET, "demo", name)) for name in "abc"]
+    assert troubles == ["", "queue q: fleet a has it, and shards are not shared", ""]
+
+
+def test_a_queue_on_which_others_are_at_work_is_not_divided():
+    woken: list[str] = []
+    queues = Queues(lambda namespace, name: woken.append(name), lambda fleet: None)
+    a, b, gone = (Key(AGENT_FLEET, "demo", name) for name in ("a", "b", "gone"))
+    queues.set(a, Queue("q", 3, ("a",), shards=3, reshards=True), "1")
+    queues.set(b, Queue("q", 3, ("b",)), "2", frozenset({"q"}))
+    queues.set(gone, None, at_work=frozenset({"q"}))
+    assert queues.rules("demo", "q") == Rules(3, ("a", "b")), "who is to end may still say what it has done"
+    queues.settle("demo", "q", "", Shards(0, 0))
+    assert queues.heard(a, "q").wait == "agents of fleet b, gone are still at work on it"
+    woken.clear()
+    queues.set(b, Queue("q", 3, ("b",)), "2")
+    assert (queues.rules("demo", "q"), woken) == (Rules(3, ("a",)), ["q"])
+    queues.set(gone, None)
+    assert (queues.rules("demo", "q"), woken) == (Rules(3, ("a",), 3), ["q", "q"])
+    queues.settle("demo", "q", "", Shards(0, 0))
+    assert queues.heard(a, "q").wait == ""
+    woken.clear()
+    queues.set(Key(AGENT_FLEET, "demo", "elsewhere"), None, at_work=frozenset({"other"}))
+    assert woken == []
+
+
+def test_the_division_that_goes_is_the_one_that_was_seen():
+    queues, _ = _told(a=Queue("q", 3, ("a",), shards=3))
+    queues.settle("demo", "q", "", Shards(2, 7))
+    queues.set(Key(AGENT_FLEET, "demo", "a"), Queue("q", 3, ("a",), shards=3, reshards=True), "0")
+    assert queues.rules("demo", "q") == Rules(3, ("a",), 3, 7)
+
+
+def test_what_was_known_is_forgotten():
+    queues, _ = _told(a=Queue("q", 3, ("a",), shards=3))
+    fleet = Key(AGENT_FLEET, "demo", "a")
+    queues.settle("demo", "q", "", Shards(3, 7))
+    queues.forget()
+    assert queues.rules("demo", "q") is None
+    queues.set(fleet, Queue("q", 3, ("a",), shards=3), "0")
+    assert queues.heard(fleet, "q") == Heard()
 
 
 def test_shards_go_when_every_fleet_of_the_queue_lets_go():
@@ -307,12 +413,12 @@ def test_what_is_known_of_one_queue_is_not_said_of_another():
     queues, _ = _told(a=Queue("q", 3, ("a",), shards=3))
     fleet = Key(AGENT_FLEET, "demo", "a")
     queues.settle("demo", "q", "", Shards(3, 7))
-    assert queues.shards(fleet, "q") == Shards(3, 7)
-    assert queues.shards(fleet, "other") is None
+    assert queues.heard(fleet, "q").shards == Shards(3, 7)
+    assert queues.heard(fleet, "other").shards is None
     queues.set(fleet, Queue("other", 3, ("a",), shards=3))
-    assert queues.shards(fleet, "other") is None
+    assert queues.heard(fleet, "other").shards is None
     queues.set(fleet, Queue("q", 3, ("a",), shards=3))
-    assert queues.shards(fleet, "q") is None, "it is asked again"
+    assert queues.heard(fleet, "q").shards is None, "it is asked again"
 
 
 async def test_an_agent_has_no_queue(local: World):

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from libs.cluster.kinds import AGENT, AGENT_FLEET, CONFIG_MAP, CRON_JOB, DEPLOYMENT, JOB, MODEL_POOL
+from libs.cluster.kinds import (
+    AGENT,
+    AGENT_FLEET,
+    CONFIG_MAP,
+    CRON_JOB,
+    DEPLOYMENT,
+    JOB,
+    MCP_SERVER_SET,
+    MODEL_POOL,
+)
 from libs.errors import InvalidError
+from services.operator.settings import Settings
 
 from .world import IMAGE, Counting, Refusing, World
 
@@ -134,6 +147,43 @@ async def test_a_missing_pool_is_a_condition_until_it_is_there(home: World):
             return bool(pool.get("status", {}).get("users") == 1)
 
         await home.until(counted)
+
+
+async def test_a_pool_says_that_it_lacks_a_gateway_and_wakes_its_agents_when_it_needs_none(
+    home: World,
+):
+    paid = {"models": ["m"], "endpoint": "https://models.test/v1", "budgets": [{"per": "pool", "tokens": 1}]}
+    async with home.operator():
+        await home.apply(home.thing(MODEL_POOL, "paid", paid))
+        await home.apply(home.agent("x", "schedule", model={"pool": "paid"}))
+        await home.accepted(AGENT, "x", "NoModelGateway")
+        said = await home.accepted(MODEL_POOL, "paid", "NoModelGateway")
+        assert "AGENTCTL_MODEL_GATEWAY_URL" in said["message"]
+        del paid["budgets"]
+        await home.apply(home.thing(MODEL_POOL, "paid", paid))
+        await home.there(CRON_JOB, "x")
+        await home.accepted(MODEL_POOL, "paid", status="True")
+
+
+async def test_where_gateways_are_agents_are_told_to_show_their_certificate_there(home: World):
+    home.gateways |= {"model_gateway_url": "https://models/v1", "mcp_gateway_url": "https://tools"}
+    tools = {"servers": [{"name": "web", "endpoint": "https://web.test/mcp", "tools": {"deny": ["x"]}}]}
+    async with home.operator():
+        await home.apply(home.thing(MODEL_POOL, "main", {"endpoint": "https://models.test", "models": ["m"]}))
+        await home.apply(home.thing(MCP_SERVER_SET, "tools", tools))
+        await home.apply(home.agent("watcher", model={"pool": "main"}, mcpServers=["tools"]))
+        deployment = await home.there(DEPLOYMENT, "watcher")
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        told = {each["name"]: each.get("value") for each in container["env"]}
+        assert (told["OPENAI_BASE_URL"], told["AGENT_MODEL_IDENTITY"]) == ("https://models/v1", "true")
+        assert json.loads(told["AGENT_MCP_SERVERS"]) == [
+            {"name": "web", "endpoint": "https://tools/servers/web/mcp", "tags": [], "identity": True}
+        ]
+
+
+def test_an_agent_shows_its_certificate_over_tls_only(tmp_path: Path):
+    with pytest.raises(ValueError, match="AGENTCTL_MCP_GATEWAY_URL must be an https URL"):
+        Settings(tls_dir=tmp_path, mcp_gateway_url="http://tools")
 
 
 async def test_of_an_agent_and_a_fleet_of_one_name_the_elder_has_it(home: World):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -12,9 +12,15 @@ import pytest
 
 from libs.cluster import Object
 from libs.cluster.kinds import AGENT_FLEET, DEPLOYMENT, POD, SERVICE, STATEFUL_SET, Kind
+from libs.cluster.lease import NotLeadingError
 from libs.cluster.local import open_local
 from libs.errors import MeshError, NotFoundError
-from services.operator.plan import Shards
+from services.operator.cache import Cache
+from services.operator.controller import Controller
+from services.operator.key import Key
+from services.operator.plan import Queue, Shards
+from services.operator.plan.owned import AGENT_LABEL, FLEET_LABEL
+from services.operator.reconciler import Pass
 
 from .world import IMAGE, NODE, Counting, Mortal, Told, World, namespace
 
@@ -76,9 +82,10 @@ class Shop:
     async def _controller(self, kind: Kind) -> None:
         async for change in self.world.cluster.watch(kind, self.world.namespace):
             if change.type == "ADDED":
+                labels = change.object["spec"]["template"]["metadata"]["labels"]
                 for _ in range(change.object["spec"].get("replicas", 1)):
                     with suppress(MeshError):  # deleted meanwhile
-                        await self.world.pod(change.object, "f", fleet="f")
+                        await self.world.pod(change.object, labels[AGENT_LABEL], fleet=labels[FLEET_LABEL])
 
     async def _nodes(self) -> None:
         async for change in self.world.cluster.watch(POD, self.world.namespace):
@@ -89,6 +96,18 @@ class Shop:
             self.alive.add(name)
             if not self.holding:
                 await self._bury(change.object)
+
+    async def bury_when_it_goes(self, pod: Object) -> None:
+        """This pod is done, as soon as it has to go."""
+        name = pod["metadata"]["name"]
+
+        async def gone() -> bool:
+            with suppress(NotFoundError):
+                await self._bury(await self.world.get(POD, name))
+                return False
+            return True
+
+        await self.world.until(gone)
 
     async def _bury(self, pod: Object) -> None:
         metadata = pod["metadata"]
@@ -299,10 +318,283 @@ async def test_a_queue_with_shards_is_not_shared(shop: Shop):
         said = await world.condition(AGENT_FLEET, "g", "QueueConfigured", "QueueRefused", "False")
         assert said["message"] == "queue f: fleet f has it, and shards are not shared"
         await world.gone(DEPLOYMENT, "g")
+        said = await world.condition(AGENT_FLEET, "g", "Ready", "QueueRefused", "False")
+        assert said["message"] == "queue f: fleet f has it, and shards are not shared"
         await world.settle(operator, AGENT_FLEET, ["f", "g"])
+        await world.until(lambda: shop.told.queues["demo/f"] == (3, ("f",)))
         assert shop.told.shards["demo/f"] == Shards(3, 1)
-        assert shop.told.queues["demo/f"] == (3, ("f",))
         assert await world.find(DEPLOYMENT, "g") is None
+
+
+async def test_an_owner_that_cannot_be_as_it_says_keeps_its_queue(shop: Shop):
+    world = shop.world
+    async with world.operator(coordination=shop.told):
+        await world.apply(shop.fleet(3))
+        await shop.workers(3, 1)
+        await world.until(lambda: len(shop.alive) == 3)
+        await world.apply(world.fleet("g", replicas=5, scaling={"mode": "shard"}, work={"queue": "f"}))
+        await world.condition(AGENT_FLEET, "g", "QueueConfigured", "QueueRefused", "False")
+        lacking = {"image": IMAGE, "mcpServers": ["gone"]}
+        await world.apply(shop.fleet(3, template=lacking))
+        await world.accepted(AGENT_FLEET, "f", status="False")
+    looked = shop.told.looked
+    async with world.operator(coordination=shop.told, replica="b") as operator:
+        await world.until(lambda: shop.told.looked > looked)
+        await world.settle(operator, AGENT_FLEET, ["f", "g"])
+        said = await world.condition(AGENT_FLEET, "g", "QueueConfigured", "QueueRefused", "False")
+        assert said["message"] == "queue f: fleet f has it, and shards are not shared"
+        assert shop.told.queues["demo/f"] == (3, ("f",))
+        assert (shop.divided, len(shop.alive)) == ([3], 3)
+
+
+async def busy(shop: Shop, fleet: str, others: str) -> None:
+    """The fleet waits for the agents of others."""
+
+    async def look() -> bool:
+        status = (await shop.world.get(AGENT_FLEET, fleet))["status"]
+        return f"agents of fleet {others} are still at work on it" in str(status["conditions"])
+
+    await shop.world.until(look, f"{fleet} waits for {others}")
+
+
+async def test_agents_of_another_fleet_end_before_the_queue_is_divided(shop: Shop):
+    world = shop.world
+    async with world.operator(coordination=shop.told):
+        await world.apply(shop.fleet(2, "claim"))
+        await world.apply(world.fleet("g", replicas=1, work={"queue": "f"}))
+        await world.until(lambda: len(shop.alive) == 3)
+        shop.holding = True
+        await world.apply(shop.fleet(3))
+        await world.condition(AGENT_FLEET, "g", "QueueConfigured", "QueueRefused", "False")
+        assert shop.told.queues["demo/f"] == (3, ("f", "g")), "until they have ended"
+        for pod in (await world.cluster.list(POD, world.namespace)).items:
+            if pod["metadata"]["labels"][AGENT_LABEL] == "f":
+                await shop.bury_when_it_goes(pod)
+        await busy(shop, "f", "g")
+        assert shop.divided == []
+        await shop.release()
+        await shop.workers(3, 1)
+        await world.gone(DEPLOYMENT, "g")
+        await world.until(lambda: shop.told.queues["demo/f"] == (3, ("f",)))
+
+
+@pytest.mark.parametrize("renamed", [False, True], ids=["deleted", "renamed"])
+async def test_the_next_fleet_divides_a_queue_when_the_agents_of_the_one_before_have_ended(
+    shop: Shop, renamed: bool
+):
+    world = shop.world
+    async with world.operator(coordination=shop.told):
+        await world.apply(shop.fleet(3))
+        await shop.workers(3, 1)
+        await world.until(lambda: len(shop.alive) == 3)
+        await world.apply(world.fleet("g", replicas=5, scaling={"mode": "shard"}, work={"queue": "f"}))
+        await world.condition(AGENT_FLEET, "g", "QueueConfigured", "QueueRefused", "False")
+        shop.holding = True
+        if renamed:
+            await world.apply(shop.fleet(3, work={"queue": "other"}))
+        else:
+            await world.cluster.delete(AGENT_FLEET, world.namespace, "f")
+        await busy(shop, "g", "f")
+        assert shop.divided == [3]
+        await shop.release()
+        await world.until(lambda: shop.told.shards["demo/f"] == Shards(5, 2))
+        await world.there(STATEFUL_SET, "g")
+
+
+async def test_a_fleet_that_wants_shards_stops_none_that_share_the_queue_without(shop: Shop):
+    world = shop.world
+    async with world.operator(coordination=shop.told) as operator:
+        await world.apply(shop.fleet(2, "claim"))
+        await world.apply(world.fleet("g", replicas=1, work={"queue": "f"}))
+        await world.until(lambda: len(shop.alive) == 3)
+        await world.apply(world.fleet("h", replicas=2, scaling={"mode": "shard"}, work={"queue": "f"}))
+        await world.condition(AGENT_FLEET, "h", "QueueConfigured", "QueueRefused", "False")
+        said = await world.condition(AGENT_FLEET, "h", "Sharded", "QueueRefused", "False")
+        assert said["message"] == "queue f: fleet f has it, and shards are not shared"
+        await world.settle(operator, AGENT_FLEET, ["f", "g", "h"])
+        assert shop.told.queues["demo/f"] == (3, ("f", "g"))
+        assert (shop.divided, len(shop.alive)) == ([], 3)
+        assert await world.find(DEPLOYMENT, "g")
+
+
+async def test_what_coordination_does_not_divide_yet_is_asked_for_again_soon(shop: Shop):
+    world = shop.world
+    shop.told.in_use = "2 items are held"
+    async with world.operator(coordination=shop.told) as operator:
+        await world.apply(shop.fleet(3))
+
+        async def says_why() -> bool:
+            return "2 items are held" in (await sharded(shop, "Resharding", "False"))["message"]
+
+        await world.until(says_why)
+        await world.settle(operator, AGENT_FLEET, ["f"])
+        assert not operator.controller.failing
+        assert "QueueConfigured" not in str((await world.get(AGENT_FLEET, "f"))["status"])
+        shop.told.in_use = ""
+        await shop.workers(3, 1)
+        await sharded(shop, "Sharded", "True")
+
+
+async def test_shards_that_are_not_known_keep_their_workers_also_from_mode_claim(shop: Shop):
+    world = shop.world
+    async with world.operator(coordination=shop.told):
+        await world.apply(shop.fleet(3))
+        before = await shop.workers(3, 1)
+    shop.told.down = True
+    async with world.operator(coordination=shop.told) as operator:
+        await world.apply(shop.fleet(2, "claim"))
+        await sharded(shop, "ShardsUnknown", "False")
+        await world.settle(operator, AGENT_FLEET, ["f"])
+        assert (await world.get(STATEFUL_SET, "f"))["metadata"]["uid"] == before["metadata"]["uid"]
+        assert await world.find(DEPLOYMENT, "f") is None
+        shop.told.down = False
+        await world.there(DEPLOYMENT, "f")
+        assert shop.told.shards["demo/f"] == Shards(0, 2)
+
+
+async def test_a_pod_that_only_says_to_be_a_worker_holds_up_nothing(shop: Shop):
+    world = shop.world
+    async with world.operator(coordination=shop.told):
+        await world.apply(shop.fleet(3))
+        await shop.workers(3, 1)
+        await world.apply(world.fleet("g", replicas=0))
+        stranger = await world.there(DEPLOYMENT, "g")
+        await world.until(lambda: len(shop.alive) == 3)
+        await world.pod(stranger, "f", fleet="f")
+        await world.until(lambda: len(shop.alive) == 4)
+        shop.told.dividing = lambda queue, count: None  # it lives on, and may
+        await world.apply(shop.fleet(5))
+        await shop.workers(5, 2)
+
+
+class Turns:
+    """Leads when it is told to, again and again in one process."""
+
+    def __init__(self, leads: bool = True) -> None:
+        self.leading = False
+        self._leads, self._changed = leads, anyio.Event()
+
+    def check(self) -> None:
+        if not self.leading:
+            raise NotLeadingError("another one leads")
+
+    async def turn(self, leads: bool) -> None:
+        self._leads = leads
+        self._changed.set()
+        while self.leading is not leads:
+            await anyio.lowlevel.checkpoint()
+
+    async def run(self, lead) -> None:
+        while True:
+            await self._until(True)
+            async with anyio.create_task_group() as group:
+                self.leading = True
+                group.start_soon(lead)
+                await self._until(False)
+                group.cancel_scope.cancel()
+            self.leading = False
+
+    async def _until(self, leads: bool) -> None:
+        while self._leads is not leads:
+            self._changed = anyio.Event()
+            await self._changed.wait()
+
+
+@pytest.mark.parametrize("counts", [(5,), (5, 3)])
+async def test_who_leads_again_knows_nothing_of_shards_any_more(shop: Shop, counts):
+    world, election = shop.world, Turns()
+    async with world.operator(coordination=shop.told, election=election) as operator:
+        await world.apply(shop.fleet(3))
+        await shop.workers(3, 1)
+        await election.turn(False)
+        async with world.operator(coordination=shop.told, replica="b", election=Turns()):
+            for epoch, count in enumerate(counts, start=2):
+                await world.apply(shop.fleet(count))
+                good = await shop.workers(count, epoch)
+            await sharded(shop, "Sharded", "True")
+        looked = shop.told.looked
+        await election.turn(True)
+        await world.until(lambda: shop.told.looked > looked)
+        await world.settle(operator, AGENT_FLEET, ["f"])
+        now = await world.get(STATEFUL_SET, "f")
+        assert (now["metadata"]["uid"], now["spec"]) == (good["metadata"]["uid"], good["spec"])
+        assert shop.divided == [3, *counts]
+
+
+@asynccontextmanager
+async def controlling(
+    told: Told, check: Callable[[], None] = lambda: None, fleets: Sequence[Key] = ()
+) -> AsyncIterator[Controller]:
+    """Without a cluster: passes over fleets, which share the queue q, never end, and queues with shards are
+    looked at every few milliseconds."""
+
+    class Listed(Cache):
+        def __init__(self) -> None: ...
+
+        def everything(self) -> Iterator[Key]:
+            return iter(fleets)
+
+    async def reconcile(key: Key) -> Pass:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    def register(key: Key) -> None:
+        controller.queues.set(key, Queue("q", 3, (key.name,)))
+
+    async def deny(ended) -> None: ...
+
+    controller = Controller(2, resync=1000, look_seconds=0.01)
+    async with anyio.create_task_group() as group:
+        group.start_soon(controller.lead, Listed(), reconcile, register, told, deny, check)
+        await anyio.lowlevel.checkpoint()
+        yield controller
+        group.cancel_scope.cancel()
+
+
+async def until(what: Callable[[], bool]) -> None:
+    with anyio.fail_after(10):
+        while True:
+            if what():
+                return
+            await anyio.sleep(0.005)
+
+
+async def test_a_queue_with_shards_is_looked_at_often_and_another_is_not():
+    told, fleets = Told(), [Key(AGENT_FLEET, "demo", name) for name in ("f", "g")]
+    async with controlling(told) as controller:
+        controller.queues.set(fleets[1], Queue("plain", 3, ("g",)))
+        controller.queues.set(fleets[0], Queue("f", 3, ("f",), shards=3, reshards=True))
+        await until(lambda: told.shards.get("demo/f") == Shards(3, 1))
+        told.divide("demo/f", 0)
+        told.divide("demo/f", 3)
+        controller.queues.set(fleets[0], Queue("f", 3, ("f",), shards=3))
+        await until(lambda: controller.queues.heard(fleets[0], "f").shards == Shards(3, 3))
+        before, plain = told.looks["demo/f"], told.looks["demo/plain"]
+        await until(lambda: told.looks["demo/f"] >= before + 5)
+        assert told.looks["demo/plain"] == plain
+
+
+async def test_no_queue_is_configured_before_all_that_name_it_are_known():
+    told, configured = Told(), []
+    told.configuring = lambda rules: configured.append(rules.agents)
+    async with controlling(told, fleets=[Key(AGENT_FLEET, "demo", name) for name in ("f", "g")]):
+        await until(lambda: "demo/q" in told.queues)
+    assert configured == [("f", "g")]
+
+
+async def test_coordination_hears_nothing_from_who_does_not_lead():
+    told = Told()
+
+    def check() -> None:
+        raise NotLeadingError("another one leads")
+
+    async with controlling(told, check) as controller:
+        controller.queues.set(Key(AGENT_FLEET, "demo", "f"), Queue("f", 3, ("f",)))
+        pod = {"metadata": {"name": "p", "namespace": "demo", "uid": "u", "labels": {AGENT_LABEL: "f"}}}
+        running = {**pod, "status": {"phase": "Running"}}
+        controller.pod_changed(running, {**pod, "status": {"phase": "Failed"}})
+        await until(lambda: told.looked >= 3)
+    assert (told.queues, told.released) == ({}, [])
 
 
 async def test_a_fleet_of_shards_at_rest_costs_nothing(shop: Shop):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from base64 import b64encode
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -14,12 +14,14 @@ import pytest
 from libs.cluster import Cluster, Listing, Object, UnauthorisedError
 from libs.cluster.kinds import AGENT_FLEET, DEPLOYMENT, POD_DISRUPTION_BUDGET, SCALED_OBJECT, SECRET, Kind
 from libs.cluster.local import open_local
+from libs.errors import MeshError
 from services.operator.operating import Operator
 from services.operator.plan import certificate_in
 
 from .world import Counting, Mortal, Visited, World, namespace
 
 SOON = 0.02  # seconds between two looks for KEDA
+READY = {"type": "Ready", "status": "True", "reason": "ScaledObjectReady", "message": "ready"}
 
 
 @pytest.fixture
@@ -31,8 +33,19 @@ def scaled(local: World) -> World:
 
 @asynccontextmanager
 async def operating(world: World, cluster: Cluster | None = None) -> AsyncIterator[Operator]:
-    async with world.operator(cluster, asked_seconds=SOON) as operator:
-        yield operator
+    """An operator at work, beside a KEDA that finds each ScaledObject good."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(find_good, world)
+        async with world.operator(cluster, asked_seconds=SOON) as operator:
+            yield operator
+        group.cancel_scope.cancel()
+
+
+async def find_good(world: World) -> None:
+    async for change in world.cluster.watch(SCALED_OBJECT, world.namespace):
+        if change.type == "ADDED":
+            with suppress(MeshError):  # deleted meanwhile
+                await world.report(change.object, {"conditions": [READY]})
 
 
 async def scale(world: World, replicas: int, manager: str = "keda-operator") -> None:
@@ -216,17 +229,16 @@ async def test_a_fleet_comes_to_rest_though_keda_writes_into_its_scaled_object(s
         said = {"apiVersion": there["apiVersion"], "kind": there["kind"], "metadata": theirs}
         await scaled.cluster.apply(said, "keda-operator")
         await scaled.settle(operator, AGENT_FLEET, ["f"])
-        ready = {"type": "Ready", "status": "True", "reason": "ScaledObjectReady", "message": "ready"}
-        await scaled.report(there, {"conditions": [ready], "lastActiveTime": "2026-01-01T00:00:00Z"})
+        await scaled.report(there, {"conditions": [READY], "lastActiveTime": "2026-01-01T00:00:00Z"})
         await scaled.settle(operator, AGENT_FLEET, ["f"])
         counting.writes.clear()
         counting.reads.clear()
         for second in range(3):
             time = f"2026-01-01T00:00:0{second}Z"
-            await scaled.report(there, {"conditions": [ready], "lastActiveTime": time})
+            await scaled.report(there, {"conditions": [READY], "lastActiveTime": time})
             await scaled.settle(operator, AGENT_FLEET, ["f"])
         assert (counting.writes, counting.reads) == ([], [])
-        await scaled.report(there, {"conditions": [{**ready, "status": "False", "reason": "Failed"}]})
+        await scaled.report(there, {"conditions": [{**READY, "status": "False", "reason": "Failed"}]})
         await scaled.condition(AGENT_FLEET, "f", "Scaled", "Failed", "False")
 
 
@@ -263,6 +275,44 @@ async def certificates(world: World, *others_than: str) -> dict[str, str]:
     return found
 
 
+async def test_no_scaled_object_is_made_before_keda_has_its_certificate(scaled: World):
+    scaled.keda = "keda"
+    await scaled.cluster.create(namespace("keda"))
+    async with operating(scaled) as operator:
+        await scaled.apply(scaled.fleet("f", scaling={"minReplicas": 2}))
+        await scaled.condition(AGENT_FLEET, "f", "Scaled", "NoCertificate", "False")
+        await scaled.settle(operator, AGENT_FLEET, ["f"])
+        assert await scaled.find(SCALED_OBJECT, "f") is None
+        assert await replicas(scaled) == 2
+        await certify(scaled, b"first")
+        assert certificate_in(await scaled.there(SCALED_OBJECT, "f"))
+        await scaled.condition(AGENT_FLEET, "f", "Scaled", "ScaledByDemand", "True")
+
+
+async def test_a_keda_that_comes_back_without_its_certificate_finds_a_fleet_held(scaled: World):
+    scaled.keda = "keda"
+    await scaled.cluster.create(namespace("keda"))
+    cluster = Visited(scaled.cluster)
+    async with operating(scaled, cluster) as operator:
+        await certify(scaled, b"first")
+        await scaled.apply(scaled.fleet("f"))
+        await scaled.there(SCALED_OBJECT, "f")
+        await scale(scaled, 7)
+        async with Lowest(scaled).watching() as lowest:
+            cluster.is_there = False
+            await scaled.cluster.delete(SCALED_OBJECT, scaled.namespace, "f")
+            await scaled.cluster.delete(SECRET, "keda", "agentctl-scaler-client")
+            await scaled.condition(AGENT_FLEET, "f", "Scaled", "Held", "False")
+            cluster.is_there = True
+            await scaled.condition(AGENT_FLEET, "f", "Scaled", "NoCertificate", "False")
+            await scaled.settle(operator, AGENT_FLEET, ["f"])
+            await says(scaled, "held")
+            await certify(scaled, b"second")
+            await scaled.there(SCALED_OBJECT, "f")
+            await says(scaled, "scaler")
+            assert set(lowest.seen) == {7}
+
+
 async def test_another_certificate_for_keda_changes_every_scaled_object_and_none_changes_nothing(
     scaled: World,
 ):
@@ -270,16 +320,15 @@ async def test_another_certificate_for_keda_changes_every_scaled_object_and_none
     await scaled.cluster.create(namespace("keda"))
     counting = Counting(scaled.cluster)
     async with operating(scaled, counting) as operator:
+        await certify(scaled, b"first")
         for name in ("f", "g"):
             await scaled.apply(scaled.fleet(name))
             await scaled.condition(AGENT_FLEET, name, "Scaled", "ScaledByDemand")
-        assert set(await certificates(scaled)) == {"f", "g"}
-        before = (await scaled.get(SCALED_OBJECT, "f"))["metadata"]["generation"]
-        await certify(scaled, b"first")
         first = (await certificates(scaled, ""))["f"]
+        before = (await scaled.get(SCALED_OBJECT, "f"))["metadata"]["generation"]
         await certify(scaled, b"second")
         second = (await certificates(scaled, "", first))["f"]
-        assert (await scaled.get(SCALED_OBJECT, "f"))["metadata"]["generation"] == before + 2
+        assert (await scaled.get(SCALED_OBJECT, "f"))["metadata"]["generation"] == before + 1
         await scaled.settle(operator, AGENT_FLEET, ["f", "g"])
         counting.writes.clear()
         await scaled.cluster.delete(SECRET, "keda", "agentctl-scaler-client")
@@ -321,6 +370,66 @@ async def test_who_may_not_look_for_keda_works_without_it(scaled: World, caplog:
         await scaled.condition(AGENT_FLEET, "f", "Scaled", "NoScaler")
         await scaled.until(lambda: cluster.asked >= 5)
         assert len([record for record in caplog.records if "is forbidden" in record.message]) == 1
+
+
+class Tokenless(Visited):
+    """An API server that takes our token for nobody's, as often as `refuses` says."""
+
+    refuses = 0
+    answered = 0
+
+    async def list(self, kind: Kind, namespace: str = "", labels: str = "", *, name: str = "") -> Listing:
+        if kind is SCALED_OBJECT and name and self.refuses:
+            self.refuses -= 1
+            raise UnauthorisedError("Unauthorized")
+        self.answered += kind is SCALED_OBJECT
+        return await super().list(kind, namespace, labels, name=name)
+
+
+async def test_a_few_refusals_are_no_reason_to_let_go_and_many_are(scaled: World):
+    cluster = Tokenless(scaled.cluster)
+    async with operating(scaled, cluster) as operator:
+        await scaled.apply(scaled.fleet("f"))
+        await scaled.condition(AGENT_FLEET, "f", "Scaled", "ScaledByDemand", "True")
+        cluster.writes.clear()
+        for _ in range(2):  # those of the first time do not count the second time
+            cluster.refuses, cluster.answered = 5, 0
+            await scaled.until(lambda: cluster.answered)
+            await scaled.settle(operator, AGENT_FLEET, ["f"])
+        assert not [write for write in cluster.lasting if "status" not in write]
+        cluster.refuses = 10**9
+        await says(scaled, "held")
+
+
+async def test_what_is_held_is_never_less_than_what_runs(scaled: World):
+    """While it is held somebody says another number, and a change comes before we have heard of it."""
+
+    class Late(Visited):
+        late = False
+
+        async def apply(self, thing: Object, manager: str, **options: Any) -> Object:
+            if "registry.test/agent:2" in str(thing) and not self.late:
+                self.late = True
+                await scale(scaled, 9)
+            return await super().apply(thing, manager, **options)
+
+    cluster = Late(scaled.cluster)
+    async with operating(scaled, cluster):
+        await scaled.apply(scaled.fleet("f"))
+        await scaled.there(SCALED_OBJECT, "f")
+        await scale(scaled, 5)
+        cluster.is_there = False
+        await says(scaled, "held")
+        async with Lowest(scaled).watching() as lowest:
+            await scaled.apply(scaled.fleet("f", template={"image": "registry.test/agent:2"}))
+
+            async def rolled() -> bool:
+                return "registry.test/agent:2" in str((await scaled.get(DEPLOYMENT, "f"))["spec"])
+
+            await scaled.until(rolled)
+            assert cluster.late
+            assert await replicas(scaled) == 9
+            assert set(lowest.seen) <= {5, 9}
 
 
 async def ended(world: World, mortal: Mortal) -> None:

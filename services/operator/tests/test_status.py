@@ -14,7 +14,7 @@ from libs.resources.crds import schema_for
 from services.operator.plan import Plan, Problem, Shards
 from services.operator.status import Event, Observed, events, status
 
-from .manifests import agent, fleet, plan_of, pool
+from .manifests import agent, fleet, one_of, plan_of, pod_of, pool
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -52,9 +52,8 @@ class World:
         plan = (
             Plan(problems=self.problems) if self.problems else plan_of(self.thing, *self.others, **self.more)
         )
-        new = status(
-            self.thing, Observed(self.now, plan, self.children, self.pods, shards=self.more.get("shards"))
-        )
+        around = {name: self.more[name] for name in ("shards", "awaits_certificate") if name in self.more}
+        new = status(self.thing, Observed(self.now, plan, self.children, self.pods, **around))
         self.events = events(self.thing.get("status") or {}, new, self.thing)
         schema = schema_for(kind_of(self.thing["apiVersion"], self.thing["kind"]))
         assert findings(new, None, schema["properties"]["status"]) == []
@@ -261,7 +260,8 @@ def test_a_fleet_that_is_scaled_by_demand_is_ready_when_one_agent_is():
     ("said", "expected"),
     [
         ({"status": "True", "reason": "ScaledObjectReady"}, ("True", "ScaledByDemand")),
-        ({"status": "Unknown", "reason": "ScaledObjectReady"}, ("True", "ScaledByDemand")),
+        ({"status": "Unknown", "reason": "ScaledObjectReady"}, ("False", "Progressing")),
+        ({}, ("False", "Progressing")),
         ({"status": "False", "reason": "ScaledObjectCheckFailed"}, ("False", "ScaledObjectCheckFailed")),
         ({"status": "False", "reason": "it is so"}, ("False", "ScaledObjectNotReady")),
         ({"status": "False"}, ("False", "ScaledObjectNotReady")),
@@ -272,13 +272,56 @@ def test_a_fleet_says_why_its_scaled_object_is_not_ready(said, expected):
     world.child(SCALED_OBJECT, "f")["status"] = {"conditions": [{"type": "Ready", "message": "m", **said}]}
     found = world.condition("Scaled")
     assert (found["status"], found["reason"]) == expected
-    assert (found["message"] == "m") == (expected[0] == "False")
+    assert (found["message"] == "m") == (expected[1] not in ("Progressing", "ScaledByDemand"))
+
+
+def test_as_long_as_nobody_looked_at_its_scaled_object_a_fleet_is_not_scaled_and_that_is_no_warning():
+    found = (world := scaled(0)).condition("Scaled")
+    assert (found["status"], found["reason"]) == ("False", "Progressing")
+    assert {event.type for event in world.events} == {"Normal"}
+
+
+def held(replicas):
+    world = scaled(replicas)
+    world.more |= {"scales": False, "workers": world.child(DEPLOYMENT, "f")}
+    return world.apply(**deployment(replicas))
+
+
+def test_what_is_held_at_zero_is_not_ready_and_says_what_would_start_it():
+    some, none = held(2), held(0)
+    assert some.condition("Scaled")["message"] == (
+        "nothing scales here any more: of its agents 2 stay until KEDA is back or spec.replicas is set"
+    )
+    said = "nothing scales here any more: no agent starts until KEDA is back or spec.replicas is set"
+    assert none.condition("Scaled")["message"] == said
+    assert none.ready() == ("False", "Held", said)
+
+
+def test_agents_of_another_epoch_are_not_those_of_this_division():
+    world = World(fleet(replicas=1, scaling={"mode": "shard"}), shards=Shards(1, 7)).apply(**deployment(1))
+    worker = pod(world.child(STATEFUL_SET, "f"))
+    worker["metadata"]["ownerReferences"][0]["name"] = "f"
+    worker["spec"] = pod_of(one_of(plan_of(world.thing, shards=Shards(1, 5)), STATEFUL_SET))["spec"]
+    world.pods = [worker]
+    found = world.condition("Sharded")
+    assert (found["status"], found["reason"]) == ("False", "Resharding")
+    assert found["message"] == "the epoch is 7, 1 agents are of another one"
+    worker["status"]["phase"] = "Succeeded"
+    assert world.condition("Sharded")["status"] == "True"
 
 
 def test_without_a_scaler_a_fleet_says_so_and_that_is_no_warning():
     world = World(fleet(scaling={"minReplicas": 2})).apply(**deployment(2))
     assert world.condition("Scaled")["reason"] == "NoScaler"
     assert {event.type for event in world.events} == {"Normal"}
+
+
+def test_a_fleet_that_waits_for_kedas_certificate_says_so_unless_a_person_says_how_many():
+    world = World(fleet(scaling={"minReplicas": 2}), scales=True, awaits_certificate=True)
+    found = world.apply(**deployment(2)).condition("Scaled")
+    assert (found["status"], found["reason"]) == ("False", "NoCertificate")
+    assert {event.type for event in world.events} == {"Normal"}
+    assert world.respec(replicas=3).condition("Scaled")["reason"] == "FixedByHand"
 
 
 def test_a_fleet_of_shards_says_its_division_or_what_it_waits_for():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from libs.errors import (
     InvalidError,
     MeshError,
     NotFoundError,
+    QueueInUseError,
     UnavailableError,
 )
 from services.operator.key import Key
@@ -204,25 +206,40 @@ class Told:
     queues: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     shards: dict[str, Shards] = field(default_factory=dict)
     configured: int = 0
+    looks: Counter[str] = field(default_factory=Counter)
     released: list[tuple[str, str]] = field(default_factory=list)
     down: bool = False
     refuses: str = ""
+    in_use: str = ""
+    """Why a queue may not be divided anew."""
+    configuring: Callable[[Rules], None] = lambda rules: None
     dividing: Callable[[str, int], None] = lambda queue, count: None  # called before shards change
 
-    async def configure(self, queue: str, rules: Rules) -> tuple[bool, Shards]:
+    async def configure(self, queue: str, rules: Rules, check: Callable[[], None]) -> tuple[bool, Shards]:
+        self.looks[queue] += 1
+        self.configuring(rules)
         if self.down:
             raise UnavailableError("down")
         if self.refuses:
             raise ExhaustedError(self.refuses)
-        changed = self.queues.get(queue) != (rules.max_attempts, rules.agents)
-        self.queues[queue] = rules.max_attempts, rules.agents
+        if changed := self.queues.get(queue) != (rules.max_attempts, rules.agents):
+            check()
+            self.queues[queue] = rules.max_attempts, rules.agents
         there = self.shards.setdefault(queue, Shards(0, 0))
-        if rules.shards not in (None, there.count):
+        if rules.shards not in (None, there.count) and rules.epoch == there.epoch:
+            check()
+            if self.in_use:
+                raise QueueInUseError(self.in_use)
             self.dividing(queue, rules.shards or 0)
             self.divide(queue, rules.shards or 0)
             changed = True
         self.configured += changed
         return changed, self.shards[queue]
+
+    @property
+    def looked(self) -> int:
+        """How often it was asked to make a queue as it should be."""
+        return self.looks.total()
 
     def divide(self, queue: str, count: int) -> None:
         """As ConfigureQueue does it: the epoch is never the same again."""
@@ -247,6 +264,8 @@ class World:
     """The scaler's address, if anything is to scale."""
     keda: str = ""
     """The namespace with KEDA's certificate."""
+    gateways: dict[str, Any] = field(default_factory=dict)
+    """The settings that say where gateways are."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def settings(self, replica: str = "operator-0") -> Settings:
@@ -261,6 +280,7 @@ class World:
             scaler_address=self.scaler,
             keda_namespace=self.keda,
             resync=timedelta(minutes=10),
+            **self.gateways,
         )
 
     @asynccontextmanager
@@ -329,7 +349,8 @@ class World:
     # --- What the rest of a cluster does ---
 
     async def pod(self, owner: Object, agent: str, phase: str = "Running", fleet: str = "") -> Object:
-        """A pod of a workload, as a controller would have made it. It goes no sooner than `bury` lets it."""
+        """A pod of a workload, as a controller would have made it: of containers only what they are told. It
+        goes no sooner than `bury` lets it."""
         metadata = owner["metadata"]
         reference = {
             "apiVersion": owner["apiVersion"],
@@ -343,6 +364,11 @@ class World:
         labels = {"app.kubernetes.io/managed-by": "agentctl", "agentctl.dev/agent": agent}
         if fleet:
             labels["agentctl.dev/fleet"] = fleet
+        template = owner["spec"].get("template") or {"spec": {"containers": [{"name": "agent"}]}}
+        containers = [
+            {"name": each["name"], "image": "registry.test/x", "env": each.get("env", [])}
+            for each in template["spec"]["containers"]
+        ]
         made = await self.cluster.create({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -350,7 +376,7 @@ class World:
                 "name": name, "namespace": self.namespace, "labels": labels, "ownerReferences": [reference],
                 "finalizers": [NODE],
             },
-            "spec": {"containers": [{"name": "agent", "image": "registry.test/x"}]},
+            "spec": {"containers": containers},
         })  # fmt: skip
         return await self.report(made, {"phase": phase})
 

@@ -88,7 +88,7 @@ class Followers:
 
     def see(self, old: Object | None, new: Object | None) -> None:
         """As an informer tells it."""
-        if old and new and old["metadata"]["generation"] == new["metadata"]["generation"]:
+        if old and new and all(old["metadata"][key] == new["metadata"][key] for key in ("uid", "generation")):
             return
         before = self._tasks.pop(key_of(old), None) if old else None
         if before:

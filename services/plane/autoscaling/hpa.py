@@ -19,7 +19,7 @@ class Policy:
     window: float
     """Seconds for which a lower number must hold until it counts."""
     fallback: int | None = None
-    """Replicas while the demand is not known; None: as many as there are."""
+    """The least replicas while the demand is not known; None: as many as there are."""
     threshold: int = 3
     """Failures in a row after which the fallback counts."""
 
@@ -64,7 +64,7 @@ class Decisions:
         self._active_at = now
         if self.falls_back:
             assert self._policy.fallback is not None
-            return self._steadied(now, replicas, self._policy.fallback)
+            return self._steadied(now, replicas, max(replicas, self._policy.fallback))
         self._want(now, replicas)
         return replicas
 

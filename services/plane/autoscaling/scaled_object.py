@@ -42,6 +42,7 @@ class _Trigger(_Struct):
 class _Fallback(_Struct):
     failure_threshold: _Count
     replicas: _Count
+    behavior: Literal["currentReplicasIfHigher"]
 
 
 class _Down(msgspec.Struct, rename="camel"):
@@ -68,6 +69,8 @@ class _Spec(_Struct):
     max_replica_count: Annotated[int, Meta(ge=1)] = 100
     polling_interval: Annotated[int, Meta(ge=1)] = 30
     cooldown_period: _Count = 300
+    initial_cooldown_period: Any = None
+    """Here the cooldown begins with the first look."""
     fallback: _Fallback | None = None
     advanced: _Advanced = field(default_factory=_Advanced)
 

@@ -15,8 +15,10 @@ from libs.cluster.local import LocalCluster, open_local
 from libs.errors import NotFoundError
 from libs.mesh import SCALER
 from libs.rpc.boundary import Limits
+from libs.rpc.client import dial
 from libs.testing.mesh import Mesh, mesh
 from services.plane.autoscaling import autoscaling
+from services.plane.autoscaling.autoscaler import Followers, Means
 from services.scaler.demand import Demand
 from services.scaler.picture import Picture
 from services.scaler.server import Scaler
@@ -237,7 +239,9 @@ async def test_replicas_stay_while_the_demand_is_not_known(scaled):
 async def test_a_fallback_counts_while_the_demand_is_not_known(scaled):
     scaled.now += 60
     await scaled.deployment(replicas=0)
-    await scaled.scaled_object(fallback={"failureThreshold": 3, "replicas": 4})
+    await scaled.scaled_object(
+        fallback={"failureThreshold": 3, "replicas": 4, "behavior": "currentReplicasIfHigher"}
+    )
     await scaled.becomes(4)
 
     async def falls_back() -> Any:
@@ -277,6 +281,29 @@ async def test_one_that_is_deleted_is_scaled_no_more(scaled):
     scaled.demands(5)
     await scaled.becomes(5, "more")
     assert await scaled.replicas() == 7
+
+
+async def test_one_that_is_made_anew_unseen_is_followed_as_it_is_now(world):
+    async with (
+        world.scaler(),
+        dial(SCALER, world.address, world.mesh.identity("administrator"), own_connection=True) as channel,
+        asyncio.TaskGroup() as tasks,
+    ):
+        means = Means(world.cluster, pb_grpc.ExternalScalerStub(channel), lambda *_: None, 0.02)
+        followers = Followers(means, tasks, 5)
+        await world.deployment(replicas=0)
+        await world.scaled_object()
+        old = await world.cluster.get(SCALED_OBJECT, "demo", "docs")
+        followers.see(None, old)
+        world.demands(8)
+        await world.becomes(8)
+        await world.cluster.delete(SCALED_OBJECT, "demo", "docs")
+        await world.scaled_object(maxReplicaCount=5)
+        new = await world.cluster.get(SCALED_OBJECT, "demo", "docs")
+        assert new["metadata"]["generation"] == old["metadata"]["generation"]
+        followers.see(old, new)
+        await world.becomes(5)
+        followers.stop()
 
 
 async def test_what_is_changed_counts_at_once(scaled):

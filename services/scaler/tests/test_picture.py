@@ -93,14 +93,18 @@ def test_a_picture_that_is_not_whole_knows_only_what_it_has():
     picture = Picture(Clock())
     picture.replace({DOCS: Demand(1)}, is_whole=False)
     assert (picture.find(DOCS), picture.find(MAIL)) == (Demand(1), None)
+    assert picture.demand(DOCS) == Demand(1)
     with pytest.raises(UnavailableError):
         picture.demand(MAIL)
+    with pytest.raises(UnavailableError, match="not told of all"):
+        picture.check()
     with picture.watch(MAIL) as moved:
         picture.replace({DOCS: Demand(1)}, is_whole=False)
         assert not moved.is_set()
         picture.replace({DOCS: Demand(1)})
         assert moved.is_set()
     assert picture.find(MAIL) == Demand()
+    picture.check()
 
 
 def test_an_update_of_a_queue_that_was_not_known_wakes_who_waits():

@@ -258,6 +258,7 @@ async def test_a_component_gets_its_id_and_the_names_of_its_service(world, ask):
         ("coordination", "demo", "coordination"),
         ("coordination", SYSTEM, "provider"),
         ("default", SYSTEM, "coordination"),
+        ("modelgateway", SYSTEM, "mcpgateway"),
         ("plane", SYSTEM, "operator"),
         ("coordination", SYSTEM, "coordination/pod"),
     ],

@@ -16,12 +16,12 @@ from externalscaler import externalscaler_pb2 as pb
 from externalscaler import externalscaler_pb2_grpc as pb_grpc
 from libs import pki
 from libs.cluster.kinds import SECRET
-from libs.errors import NotFoundError
+from libs.errors import NotFoundError, UnavailableError
 from libs.identity import Identity
 from libs.mesh import SCALER
 from libs.pki.certificates import private_pem, uri
 from libs.rpc.server import serving
-from services.operator.identity.keda import NAME
+from services.operator.identity.keda import DIGEST, NAME, _digest
 from services.operator.identity.office import open_office
 from services.operator.identity.server import AUDIENCE
 from services.operator.identity.vault import ROTATE, SECRET_NAME
@@ -149,6 +149,28 @@ async def test_a_secret_that_was_edited_is_made_right(world, office, name):
     bundle = office.vault.authority.bundle
     assert held["ca.crt"].decode() == bundle.root
     assert pki.renewal_of(held["tls.crt"], held["tls.key"], bundle) > world.now()
+
+
+@pytest.mark.usefixtures("keda")
+async def test_a_secret_that_lacks_a_file_is_made_right_whatever_it_says_of_itself(world, office):
+    await office.keep()
+    edited = await secret(world)
+    del edited["data"]["tls.key"]
+    edited["metadata"]["annotations"][DIGEST] = _digest(edited["data"])
+    await world.cluster.replace(edited)
+    await office.keep()
+    assert await key_of(world)
+
+
+@pytest.mark.usefixtures("keda")
+async def test_it_is_kept_though_the_bundle_cannot_be_published(world, office, monkeypatch):
+    async def fail(*_):
+        raise UnavailableError("the API server is busy")
+
+    monkeypatch.setattr(office.vault, "keep", fail)
+    with pytest.raises(UnavailableError):
+        await office.keep()
+    assert await key_of(world)
 
 
 @pytest.mark.usefixtures("keda")
