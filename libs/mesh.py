@@ -36,6 +36,8 @@ AGENT = Component("agent", 7414, role="agent")
 APISERVER = Component("apiserver", 7415)
 ADMISSION = Component("admission", 7416)
 SCALER = Component("scaler", 7417)
+MODEL_GATEWAY = Component("modelgateway", 7418)
+MCP_GATEWAY = Component("mcpgateway", 7419)
 
 ANONYMOUS = "anonymous"
 """The role of a caller without a certificate."""
@@ -56,6 +58,8 @@ _OPERATOR = "/agentctl.operator.v1.OperatorService/"
 _RESOURCES = "/agentctl.resource.v1.ResourceService/"
 _COORDINATION = "/agentctl.coordination.v1.CoordinationService/"
 _SCALER = "/externalscaler.ExternalScaler/"
+_MODELS = "/agentctl.modelgateway.v1.ModelGatewayService/"
+_TOOLS = "/agentctl.mcpgateway.v1.McpGatewayService/"
 
 METHODS: dict[str, frozenset[str]] = {
     "/grpc.health.v1.Health/Check": _OPEN | {ANONYMOUS},
@@ -118,6 +122,12 @@ METHODS: dict[str, frozenset[str]] = {
     _SCALER + "GetMetricSpec": _SCALING,
     _SCALER + "GetMetrics": _SCALING,
     _SCALER + "StreamMetricSpec": _SCALING,
+    _MODELS + "Infer": _WORKERS,
+    _MODELS + "InferStream": _WORKERS,
+    _MODELS + "GetUsage": _WORKERS,
+    _MODELS + "ListCalls": _PEOPLE,
+    _TOOLS + "ListTools": _WORKERS,
+    _TOOLS + "CallTool": _WORKERS,
 }
 """Full method name → roles that may call it."""
 

@@ -37,6 +37,8 @@ def schema_of(hint: Any, *, defaults: bool = True) -> Schema:
     if origin is list:
         items = schema_of(arguments[0], defaults=defaults)
         return {"type": "array", "items": items, "x-kubernetes-list-type": "atomic"}
+    if origin is dict and arguments[1] is Any:
+        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     if origin is dict:
         return {"type": "object", "additionalProperties": schema_of(arguments[1], defaults=defaults)}
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):

@@ -78,7 +78,7 @@ def lasting(least: str, most: str) -> Meta:
 
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_HOST = r"([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?\.?|\[[0-9A-Fa-f:.]+\])"
+HOST = r"([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?\.?|\[[0-9A-Fa-f:.]+\])"
 _PATH_PART = r"[a-z0-9]+([._-]+[a-z0-9]+)*"
 
 Label = Annotated[str, text(63, f"^{_LABEL}$", "a DNS label: lower case letters, digits and dashes")]
@@ -89,7 +89,7 @@ Url = Annotated[
     str,
     text(
         2048,
-        rf"^https?://{_HOST}(:[0-9]{{1,5}})?(/[^\s?#]*)?$",
+        rf"^https?://{HOST}(:[0-9]{{1,5}})?(/[^\s?#]*)?$",
         "an http or https URL without user, query and fragment",
     ),
 ]
@@ -97,7 +97,7 @@ Image = Annotated[
     str,
     text(
         512,
-        rf"^({_HOST}(:[0-9]{{1,5}})?/)?{_PATH_PART}(/{_PATH_PART})*"
+        rf"^({HOST}(:[0-9]{{1,5}})?/)?{_PATH_PART}(/{_PATH_PART})*"
         r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?$",
         "an image reference, such as registry.example.com/team/agent:1.2",
     ),

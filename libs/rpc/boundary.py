@@ -33,6 +33,7 @@ from libs.errors import (
 from libs.identity import Identity
 
 from .call import Call
+from .callers import Believed
 from .status import Status, status_of
 
 _log = logging.getLogger(__name__)
@@ -158,30 +159,6 @@ class Visit(Call, abc.ABC):
             self.task.cancel()
 
 
-class Denied:
-    """The SPIFFE ids and serial numbers that are refused although their certificates are good.
-
-    One a line in the file `denied` beside our own certificate; without that file nobody is on the list.
-    """
-
-    def __init__(self, identity: Identity) -> None:
-        self._file = identity.folder / "denied"
-        self._entries: frozenset[str | int] = frozenset()
-        self.reload()
-
-    def reload(self) -> None:
-        """Reads the file again. OSError or UnicodeDecodeError if it is there and unreadable."""
-        try:
-            lines = self._file.read_text().split()
-        except FileNotFoundError:
-            lines = []
-        self._entries = frozenset(int(line) if line.isdecimal() else line for line in lines)
-
-    def __contains__(self, peer: pki.Peer) -> bool:
-        entries = self._entries
-        return bool(entries) and (peer.principal.id in entries or peer.serial in entries)
-
-
 class Doorway:
     """Lets calls in, and knows which are inside.
 
@@ -201,10 +178,8 @@ class Doorway:
         self.unknown = Method("unknown", grpc.stream_unary_rpc_method_handler(_unknown), frozenset({"*"}))
         self.draining = False
         self._live: set[Visit] = set()
-        self._trust = pki.Trust(identity)
-        self._denied = Denied(identity)
+        self._believed = Believed(identity, clock)
         self._callers = callers
-        self._clock = clock
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Registers a service. Methods that the mesh table does not know are refused to everybody."""
@@ -281,12 +256,8 @@ class Doorway:
         visit.deadline = time.monotonic() + timeout
 
     def _recognise(self, visit: Visit, leaf: bytes | None) -> None:
-        if leaf is None:
-            raise UnauthenticatedError("no client certificate")
-        visit.peer = peer = self._trust.verify(leaf, self._clock())
+        visit.peer = peer = self._believed.recognise(leaf)
         visit.caller = caller = peer.principal
-        if peer in self._denied:
-            raise UnauthenticatedError(f"{caller.id} is on the deny list")
         if not mesh.lets_in(visit.method.roles, caller.role):
             raise DeniedError(f"{caller.id} may not call {visit.method.name}")
 
@@ -309,16 +280,14 @@ class Doorway:
 
     def sweep(self) -> None:
         """Ends the calls of callers whose certificate has expired or who are denied by now."""
-        self._denied.reload()
-        now = self._clock()
+        self._believed.reload()
         for visit in self._live:
             if visit.peer is None:
                 continue
-            caller = visit.peer.principal.id
-            if now > visit.peer.not_after:
-                visit.interrupt(UnauthenticatedError(f"the certificate of {caller} has expired"))
-            elif visit.peer in self._denied:
-                visit.interrupt(UnauthenticatedError(f"{caller} is on the deny list"))
+            try:
+                self._believed.check(visit.peer)
+            except UnauthenticatedError as error:
+                visit.interrupt(error)
 
     def interrupt(self, error: MeshError, which: Callable[[Visit], bool] = lambda _: True) -> None:
         """Ends the calls that are inside with this error."""

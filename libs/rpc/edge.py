@@ -25,7 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from libs import telemetry
 from libs.identity import Identity
 
-from .h2corn import Succession, der
+from .callers import der
+from .h2corn import Succession
 from .rotation import Files, pace, until_beat
 
 _log = logging.getLogger(__name__)
@@ -107,6 +108,12 @@ def name_caller(scope: Scope, name: str) -> None:
     scope["agentctl.caller"] = name
 
 
+def has_left(scope: Scope) -> bool:
+    """Whether the caller was found gone when it was to be sent something. Of HTTP/1.1 there is no other way
+    to know."""
+    return scope.get("agentctl.left", False) is True
+
+
 def explain(scope: Scope, why: str) -> None:
     """The line of this request will say why it was answered as it was."""
     scope["agentctl.why"] = why
@@ -143,8 +150,10 @@ class _Doorway:
             nonlocal code
             if message["type"] == "http.response.start":
                 code = message["status"]
-            with suppress(OSError):  # who asked has left
+            try:
                 await send(message)
+            except OSError:
+                scope["agentctl.left"] = True
 
         try:
             await self._app(scope, receive, heard)

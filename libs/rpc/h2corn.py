@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -22,17 +21,16 @@ from h2corn import Config, RequestPolicy, Server
 from libs.errors import (
     ExhaustedError,
     InvalidError,
-    UnauthenticatedError,
     UnavailableError,
     UnimplementedError,
 )
 from libs.identity import Identity
 
 from .boundary import NO_MESSAGE, TOO_MANY_MESSAGES, Doorway, LeftError, Limits, Method, Visit
+from .callers import strict_leaf
 from .compression import ACCEPTED, inflate
 from .status import Status
 
-_TLS_1_3 = 0x0304
 _HEADERS = [(b"content-type", b"application/grpc"), (b"grpc-accept-encoding", ACCEPTED)]
 _LEFT = LeftError("the caller left")
 _START = {"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True}
@@ -44,10 +42,6 @@ _LARGE_BYTES = 64 * 1024  # smaller answers are not counted
 _HEAD_BYTES = 32 * 1024
 _REQUEST_SECONDS = 20.0
 _OWN_HEADERS = {b"content-type", b"te", b"host"}
-
-der = lru_cache(maxsize=4096)(ssl.PEM_cert_to_DER_cert)
-"""h2corn gives PEM, one object per connection."""
-
 
 A = TypeVar("A")
 
@@ -226,13 +220,7 @@ class Exchange(Visit):
         self.ahead: asyncio.Future[dict[str, Any]] | None = None
 
     def leaf(self) -> bytes | None:
-        tls = self._scope["extensions"].get("tls")
-        if tls is None:
-            return None
-        if tls["tls_version"] != _TLS_1_3:
-            raise UnauthenticatedError("TLS 1.3 is required")
-        chain = tls["client_cert_chain"]
-        return der(chain[0]) if chain else None
+        return strict_leaf(self._scope)
 
     def timeout(self) -> float:
         value = self._headers.get(b"grpc-timeout")

@@ -62,7 +62,8 @@ def status_of(error: MeshError) -> Status:
     """An error as it crosses the wire: its code, its reason, and the fields that are wrong, cut to fit."""
     message = _cut(str(error), _MESSAGE_BYTES)
     status = status_pb2.Status(code=error.code.value[0], message=message)
-    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
+    facts = dict(error.facts)
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=facts))
     if isinstance(error, InvalidError) and error.violations:
         violations = list(error.violations.items())[:_VIOLATIONS]
         request = error_details_pb2.BadRequest()
@@ -79,25 +80,27 @@ def error_of(error: AioRpcError) -> MeshError:
     message = error.details() or error.code().name
     reason = ""
     violations: dict[str, str] = {}
+    facts: dict[str, str] = {}
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
-            reason, violations = _details(value)
+            reason, violations, facts = _details(value)
     kind = _by_reason(reason) or _BY_CODE.get(error.code(), MeshError)
-    if issubclass(kind, InvalidError):
-        return kind(message, violations)
-    return kind(message)
+    told = kind(message, violations) if issubclass(kind, InvalidError) else kind(message)
+    if facts:
+        told.facts = facts
+    return told
 
 
-def _details(serialised: bytes | str) -> tuple[str, dict[str, str]]:
+def _details(serialised: bytes | str) -> tuple[str, dict[str, str], dict[str, str]]:
     status = status_pb2.Status.FromString(serialised)
-    reason, violations = "", {}
+    reason, violations, facts = "", {}, {}
     for detail in status.details:
         info, request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
         if detail.Unpack(info) and info.domain == DOMAIN:
-            reason = info.reason
+            reason, facts = info.reason, dict(info.metadata)
         elif detail.Unpack(request):
             violations = {each.field: each.description for each in request.field_violations}
-    return reason, violations
+    return reason, violations, facts
 
 
 def _by_reason(reason: str) -> type[MeshError] | None:

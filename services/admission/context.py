@@ -110,12 +110,13 @@ def needs(thing: Object, old: Object | None = None) -> Needs:
         about = case(thing, old, Facts())
     except reading.MalformedError:
         return Needs()
-    if about is None or not about.parts:
+    if about is None:
         return Needs()
-    accesses = [access for _, access in rights(about)]
-    if reading.reason(thing):
-        accesses.append(override(about))
-    named = [*(each for _, each in named_objects(about)), *namesakes(about)]
+    accesses, named = [access for _, access in rights(about)], list[Reference]()
+    if about.parts:
+        named = [*(each for _, each in named_objects(about)), *namesakes(about)]
+        if reading.reason(thing):
+            accesses.append(override(about))
     unique_objects, unique_accesses = tuple(dict.fromkeys(named)), tuple(dict.fromkeys(accesses))
     return Needs(reading.text(thing, "namespace"), unique_objects, unique_accesses)
 
@@ -144,8 +145,13 @@ def names(thing: Object | None) -> frozenset[str]:
 
 def rights(about: Case) -> Iterator[tuple[str, Access]]:
     """What its author has to be allowed, and where it is said: all that a part names, if what runs there is
-    new. Else who may not read a Secret could have another's agent send it."""
+    new, and a credential, if it is new to whom it is shown. Else who may not read a Secret could have
+    another's agent, or a gateway, send it."""
     namespace = reading.text(about.thing, "namespace")
+    shown = [to for _, _, to in reading.credentials(about.before)] if about.before else []
+    for where, name, to in reading.credentials(about.spec):
+        if to not in shown:
+            yield where, Access("get", "", "secrets", namespace, name)
     before = reading.parts(about.before) if about.before else {}
     for at, part in about.parts.items():
         if at in before and reading.runs(part) == reading.runs(before[at]):

@@ -149,6 +149,20 @@ def pull_secrets(at: str, part: Part) -> Iterator[tuple[str, str]]:
             yield f"{at}.podTemplate.spec.imagePullSecrets[{index}].name", name
 
 
+def credentials(spec: Spec) -> Iterator[tuple[str, str, Any]]:
+    """Where a Secret is named that a gateway shows somebody, which, and how to whom."""
+    if isinstance(spec, PoolSpec):
+        for index, endpoint in enumerate(spec.endpoints):
+            if credential := endpoint.credential:
+                where = f"spec.endpoints[{index}].credential.secretRef.name"
+                yield where, credential.secret_ref.name, (endpoint.url, credential)
+    if isinstance(spec, ServerSetSpec):
+        for index, server in enumerate(spec.servers):
+            if server.auth and server.auth.secret_ref:
+                where = f"spec.servers[{index}].auth.secretRef.name"
+                yield where, server.auth.secret_ref.name, (server.endpoint, server.auth)
+
+
 def servers(thing: Object) -> list[Server]:
     """Those of an MCPServerSet; none if it is malformed."""
     try:

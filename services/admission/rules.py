@@ -139,7 +139,7 @@ def _author(case: Case) -> Iterator[Finding]:
     for at, access in rights(case) if not case.facts.is_offline else ():
         if access not in case.facts.granted:
             rule = "secret-not-yours" if access.resource == "secrets" else "account-not-yours"
-            message = f"its author may not {_shown(access)} in this namespace, and what runs with it is new"
+            message = f"its author may not {_shown(access)} in this namespace, and what gets it is new"
             mend = "name one that its author may use, or let somebody apply it who may"
             yield Finding(rule, at, shortened(access.name), message, mend)
 
@@ -178,8 +178,11 @@ def _endpoints(case: Case) -> Iterator[Finding]:
 
 
 def _endpoints_of(spec: reading.Spec) -> Iterator[tuple[str, str]]:
-    if isinstance(spec, PoolSpec) and spec.endpoint is not None:
-        yield "spec.endpoint", spec.endpoint
+    if isinstance(spec, PoolSpec):
+        if spec.endpoint is not None:
+            yield "spec.endpoint", spec.endpoint
+        for index, endpoint in enumerate(spec.endpoints):
+            yield f"spec.endpoints[{index}].url", endpoint.url
     if isinstance(spec, ServerSetSpec):
         for index, server in enumerate(spec.servers):
             yield f"spec.servers[{index}].endpoint", server.endpoint

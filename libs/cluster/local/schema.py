@@ -7,6 +7,7 @@ object is not held against a schema that has changed since (Kubernetes calls it 
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections import Counter
@@ -106,7 +107,7 @@ def _homeless(thing: Object) -> Iterator[Finding]:
 
 def _unknown(value: Any, schema: Object, path: str) -> Iterator[str]:
     """Paths of fields that the schema does not declare."""
-    if schema is _ANYTHING:
+    if schema is _ANYTHING or _is_free(schema):
         return
     if isinstance(value, dict):
         parts, rest = schema.get("properties", {}), schema.get("additionalProperties")
@@ -121,8 +122,15 @@ def _unknown(value: Any, schema: Object, path: str) -> Iterator[str]:
             yield from _unknown(item, schema.get("items", {}), f"{path}[{index}]")
 
 
+def _is_free(schema: Object) -> bool:
+    """Whether what is below is the author's, and kept as it is."""
+    return bool(schema.get("x-kubernetes-preserve-unknown-fields"))
+
+
 def _defaulted(value: Any, schema: Object) -> Any:
     """A copy with defaults, and without members that are null."""
+    if _is_free(schema):
+        return copy.deepcopy(value)
     if isinstance(value, list):
         return [_defaulted(item, schema.get("items", {})) for item in value]
     if not isinstance(value, dict):

@@ -27,6 +27,18 @@ def _pod(template: str) -> str:
     return _agent(f"{_ONCE}, podTemplate: {{spec: {{{template}}}}}")
 
 
+def _pool(spec: str) -> str:
+    return _manifest("ModelPool", f"{{models: [a], {spec}}}")
+
+
+def _endpoint(endpoint: str) -> str:
+    return _pool(f"endpoints: [{{name: a, {endpoint}}}]")
+
+
+def _server(server: str) -> str:
+    return _manifest("MCPServerSet", f"{{servers: [{{name: a, endpoint: 'https://a', {server}}}]}}")
+
+
 def _container(container: str) -> str:
     return _pod(f"containers: [{{{container}}}]")
 
@@ -356,6 +368,150 @@ BAD: dict[str, tuple[str, str]] = {
     "one model twice": (
         _manifest("ModelPool", "{endpoint: 'https://a', models: [a, b, a]}"),
         'spec.models[2]: Duplicate value: "a"',
+    ),
+    "endpoint beside endpoints": (
+        _pool("endpoint: 'https://a', endpoints: [{name: a, url: 'https://a'}]"),
+        "spec.endpoints: Invalid value: endpoint or endpoints, not both",
+    ),
+    "no endpoint in endpoints": (
+        _pool("endpoints: []"),
+        "spec.endpoints in body should have at least 1 items",
+    ),
+    "two endpoints of one name": (
+        _pool("endpoints: [{name: a, url: 'https://a'}, {name: a, url: 'https://b'}]"),
+        'spec.endpoints[1]: Duplicate value: {"name":"a"}',
+    ),
+    **{
+        f"endpoint of a gateway with {what}": (
+            _endpoint(f"url: '{url}'"),
+            f'spec.endpoints[0].url: Invalid value: "{url}": has to be an https URL, or http on loopback',
+        )
+        for what, url in {
+            "another scheme": "ftp://a",
+            "plain http": "http://api.example.com/v1",
+            "a host that looks like loopback": "http://127.0.0.1.example.com/v1",
+            "a password": "https://me:secret@api.example.com/v1",
+            "a fragment": "https://api.example.com/v1#a",
+        }.items()
+    },
+    "unknown provider": (
+        _pool("provider: other"),
+        'spec.provider: Unsupported value: "other": supported values: "openai", "anthropic"',
+    ),
+    "provider of one endpoint": (
+        _endpoint("url: 'https://a', provider: openai"),
+        'strict decoding error: unknown field "spec.endpoints[0].provider"',
+    ),
+    "key in a manifest": (
+        _endpoint("url: 'https://a', credential: {value: sk-secret}"),
+        'strict decoding error: unknown field "spec.endpoints[0].credential.value"',
+    ),
+    "credential without a Secret": (
+        _endpoint("url: 'https://a', credential: {header: api-key}"),
+        "spec.endpoints[0].credential.secretRef: Required value",
+    ),
+    "credential without a key of the Secret": (
+        _endpoint("url: 'https://a', credential: {secretRef: {name: a}}"),
+        "spec.endpoints[0].credential.secretRef.key: Required value",
+    ),
+    "credential in two places": (
+        _endpoint("url: 'https://a', credential: {secretRef: {name: a, key: b}, header: c, query: d}"),
+        "spec.endpoints[0].credential.query: Invalid value: header or query, not both",
+    ),
+    "credential in a header that is none": (
+        _endpoint("url: 'https://a', credential: {secretRef: {name: a, key: b}, header: 'X: c'}"),
+        'credential.header: Invalid value: "X: c": has to be the name of an HTTP header',
+    ),
+    "credential as the host": (
+        _endpoint("url: 'https://a', credential: {secretRef: {name: a, key: b}, header: Host}"),
+        'credential.header: Invalid value: "Host": is a header that the gateway sets',
+    ),
+    "credential in a parameter that is none": (
+        _endpoint("url: 'https://a', credential: {secretRef: {name: a, key: b}, query: 'a=b'}"),
+        'credential.query: Invalid value: "a=b": has to be the name of a parameter of a URL',
+    ),
+    "budget of nobody": (
+        _pool("budgets: [{per: team, tokens: 5}]"),
+        'spec.budgets[0].per: Unsupported value: "team": supported values: "pool", "fleet", "agent"',
+    ),
+    "budget of nothing": (
+        _pool("budgets: [{per: pool, tokens: 0}]"),
+        "spec.budgets[0].tokens in body should be greater than or equal to 1",
+    ),
+    "budget of a day": (
+        _pool("budgets: [{per: pool, tokens: 5, window: 1d}]"),
+        'spec.budgets[0].window: Invalid value: "1d": has to be a duration of 1s to 8760h',
+    ),
+    "two budgets of one window": (
+        _pool("budgets: [{per: pool, tokens: 5, window: 60m}, {per: pool, tokens: 6, window: 1h}]"),
+        "spec.budgets: Invalid value: two budgets are per the same thing and window",
+    ),
+    "two budgets for ever": (
+        _pool("budgets: [{per: agent, tokens: 5}, {per: agent, tokens: 6}]"),
+        "spec.budgets: Invalid value: two budgets are per the same thing and window",
+    ),
+    "unsure what to do without a store": (
+        _pool("onStoreDown: perhaps"),
+        'spec.onStoreDown: Unsupported value: "perhaps": supported values: "refuse", "allow"',
+    ),
+    "auth of an unknown mode": (
+        _server("auth: {mode: basic}"),
+        'spec.servers[0].auth.mode: Unsupported value: "basic": supported values: "none", "header", "oauth"',
+    ),
+    "auth without a mode": (
+        _server("auth: {secretRef: {name: a, key: b}}"),
+        "spec.servers[0].auth.mode: Required value",
+    ),
+    "header without a Secret": (
+        _server("auth: {mode: header}"),
+        "spec.servers[0].auth.secretRef: Invalid value: goes with the modes header and oauth",
+    ),
+    "Secret for nothing": (
+        _server("auth: {mode: none, secretRef: {name: a, key: b}}"),
+        "spec.servers[0].auth.secretRef: Invalid value: goes with the modes header and oauth",
+    ),
+    "session as a credential": (
+        _server("auth: {mode: header, name: Mcp-Session-Id, secretRef: {name: a, key: b}}"),
+        'spec.servers[0].auth.name: Invalid value: "Mcp-Session-Id": is a header that the gateway sets',
+    ),
+    "header of oauth": (
+        _server("auth: {mode: oauth, clientId: a, name: X-Key, secretRef: {name: a, key: b}}"),
+        "spec.servers[0].auth.name: Invalid value: goes with mode header",
+    ),
+    "oauth without a client": (
+        _server("auth: {mode: oauth, secretRef: {name: a, key: b}}"),
+        "spec.servers[0].auth.clientId: Invalid value: goes with mode oauth",
+    ),
+    "client that is none": (
+        _server("auth: {mode: oauth, clientId: 'a b', secretRef: {name: a, key: b}}"),
+        'spec.servers[0].auth.clientId: Invalid value: "a b": has to be a client id of OAuth',
+    ),
+    **{
+        f"{field} of a header": (
+            _server(f"auth: {{mode: header, secretRef: {{name: a, key: b}}, {field}: 'https://a'}}"),
+            f"spec.servers[0].auth.{field}: Invalid value: goes with mode oauth",
+        )
+        for field in ("clientId", "issuer", "scope")
+    },
+    "issuer that is none": (
+        _server("auth: {mode: oauth, clientId: a, secretRef: {name: a, key: b}, issuer: example.com}"),
+        'spec.servers[0].auth.issuer: Invalid value: "example.com": has to be an http or https URL',
+    ),
+    "scopes with a comma and a space too many": (
+        _server("auth: {mode: oauth, clientId: a, secretRef: {name: a, key: b}, scope: 'a,  b'}"),
+        'spec.servers[0].auth.scope: Invalid value: "a,  b": has to be scopes, a space between two',
+    ),
+    "one tool twice": (
+        _server("tools: {allow: [read, read]}"),
+        'spec.servers[0].tools.allow[1]: Duplicate value: "read"',
+    ),
+    "tool with a space": (
+        _server("tools: {deny: ['read file']}"),
+        r"""spec.servers[0].tools.deny[0] in body should match '^\S+$'""",
+    ),
+    "arguments without a schema": (
+        _server("arguments: {read: anything}"),
+        'spec.servers[0].arguments.read in body must be of type object: "string"',
     ),
     # templates that cannot be a pod, or not one of ours
     "field that pods do not have": (

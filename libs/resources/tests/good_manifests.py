@@ -232,4 +232,60 @@ spec:
   - {name: tickets, endpoint: "https://tickets.example.com/mcp", tags: [read, write]}
   - {name: wiki, endpoint: "https://wiki.example.com/mcp"}
 """,
+    "model pool of a gateway": """
+apiVersion: agentctl.dev/v1alpha1
+kind: ModelPool
+metadata: {name: paid}
+spec:
+  models: [large, small]
+  endpoints:
+  - name: first
+    url: https://api.example.com/v1?api-version=2026-01-01
+    credential: {secretRef: {name: provider, key: api-key}, header: api-key}
+  - name: second
+    url: https://[2001:db8::1]:8443
+    credential: {secretRef: {name: other, key: k}, query: key}
+  - {name: beside, url: "http://127.0.0.1:8080/v1"}
+  budgets:
+  - {per: agent, window: 24h, tokens: 1000000}
+  - {per: agent, window: 1h, tokens: 100000}
+  - {per: fleet, window: 24h, tokens: 9007199254740992}
+  - {per: pool, tokens: 100000000}
+  onStoreDown: allow
+""",
+    "model pool of another API": """
+apiVersion: agentctl.dev/v1alpha1
+kind: ModelPool
+metadata: {name: claude}
+spec:
+  provider: anthropic
+  models: [large]
+  endpoints:
+  - {name: a, url: "https://api.example.com/v1", credential: {secretRef: {name: provider, key: api-key}}}
+""",
+    "server set of a gateway": """
+apiVersion: agentctl.dev/v1alpha1
+kind: MCPServerSet
+metadata: {name: guarded}
+spec:
+  servers:
+  - name: search
+    endpoint: https://search.example.com/mcp
+    auth: {mode: header, name: X-Api-Key, secretRef: {name: search, key: token}}
+    tools: {allow: ["find_*", read], deny: [find_people]}
+    arguments:
+      read:
+        properties: {path: {type: string, pattern: "^/docs/"}, mode: {enum: [text, null]}}
+        required: [path]
+  - name: tickets
+    endpoint: https://tickets.example.com/mcp
+    auth:
+      mode: oauth
+      clientId: agentctl
+      secretRef: {name: tickets, key: secret}
+      issuer: https://login.example.com
+      scope: tickets.read tickets.write
+  - {name: closed, endpoint: "https://closed.example.com/mcp", tools: {allow: []}}
+  - {name: open, endpoint: "http://open.team-a.svc/mcp", auth: {mode: none}}
+""",
 }

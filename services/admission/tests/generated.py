@@ -59,7 +59,8 @@ def of_schema(schema: Object) -> st.SearchStrategy[Any]:
             return st.lists(of_schema(schema["items"]), max_size=2)
     parts = schema.get("properties")
     if parts is None:
-        return st.dictionaries(st.sampled_from(WORDS), of_schema(schema["additionalProperties"]), max_size=2)
+        rest = schema.get("additionalProperties")  # none: it is free
+        return st.dictionaries(st.sampled_from(WORDS), of_schema(rest) if rest else JSON, max_size=2)
     made = {name: JSON if name in _DEEP else of_schema(part) for name, part in parts.items()}
     required = {name: made.pop(name) for name in schema.get("required", ())}
     return st.fixed_dictionaries(required, optional=made)

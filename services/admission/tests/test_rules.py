@@ -101,6 +101,11 @@ def test_nothing_is_said_of_what_is_well_done(thing):
         (pool(endpoint="https://api.example.com:99999/v1"), "endpoint-invalid", "spec.endpoint"),
         (pool(endpoint="https://api.example.com:0/v1"), "endpoint-invalid", "spec.endpoint"),
         (
+            pool(endpoints=[{"name": "a", "url": "https://api.example.com:0/v1"}]),
+            "endpoint-invalid",
+            "spec.endpoints[0].url",
+        ),
+        (
             server_set("a", server("b", endpoint="https://[:::1]/")),
             "endpoint-invalid",
             "spec.servers[0].endpoint",
@@ -292,6 +297,59 @@ def test_an_author_names_only_accounts_that_he_may_be():
     assert denied(thing) == [("account-not-yours", "spec.podTemplate.spec.serviceAccountName")]
     assert denied(thing, granted=frozenset({may})) == []
     assert denied(agent(podTemplate=pods(serviceAccountName="default"))) == []
+
+
+REF = {"name": "word", "key": "k"}
+
+
+def paid(url="https://api.example.com/v1", **credential):
+    return pool(endpoints=[{"name": "a", "url": url, "credential": {"secretRef": REF, **credential}}])
+
+
+def guarded(endpoint="https://tools.example.com/mcp", **auth):
+    said = {"mode": "header", "secretRef": REF, **auth}
+    return server_set(
+        "web", {**server("free"), "endpoint": endpoint}, server("a", endpoint=endpoint) | {"auth": said}
+    )
+
+
+@pytest.mark.parametrize(
+    ("thing", "at", "others"),
+    [
+        (
+            paid(),
+            "spec.endpoints[0].credential.secretRef.name",
+            [paid("https://evil.example.com/v1"), paid(header="x-key"), paid(query="key")],
+        ),
+        (
+            guarded(),
+            "spec.servers[1].auth.secretRef.name",
+            [
+                guarded("https://evil.example.com/mcp"),
+                guarded(name="X-Key"),
+                guarded(mode="oauth", clientId="a", issuer="https://evil.example.com"),
+            ],
+        ),
+    ],
+)
+def test_an_author_has_a_gateway_show_only_secrets_that_he_may_read(thing, at, others):
+    may = Access("get", "", "secrets", "demo", "word")
+    for old in (None, *others):
+        assert needs(thing, old).accesses == (may,)
+        assert needs(thing, old).objects == ()
+        assert denied(thing, old) == [("secret-not-yours", at)]
+        assert denied(thing, old, granted=frozenset({may})) == []
+
+
+def test_who_changes_a_pool_or_a_set_elsewhere_has_not():
+    richer = paid()
+    richer["spec"] |= {"budgets": [{"per": "pool", "tokens": 5}], "models": ["small-1"]}
+    safer = guarded()
+    safer["spec"]["servers"][1]["tools"] = {"deny": ["*"]}
+    safer["spec"]["servers"].reverse()
+    for changed, old in ((richer, paid()), (safer, guarded())):
+        assert needs(changed, old).accesses == ()
+        assert denied(changed, old) == []
 
 
 VOLUMES = [{"name": "v", "emptyDir": {}}]
