@@ -127,13 +127,21 @@ _MODEL_AND_TOOLS = (
         "the trust bundle",
         "authorities that are believed at https endpoints beside the system's; may change in place",
     ),
+    _operator(
+        "AGENT_MODEL_IDENTITY",
+        "the operator's setting",
+        "true: OPENAI_BASE_URL is a gateway of the mesh, by https: the agent shows it the certificate in "
+        "AGENTCTL_TLS_DIR, the one of the moment, and believes the ca.crt there besides",
+        "no certificate is shown",
+    ),
     _owner("AGENT_MODEL_TIMEOUT", "the longest one answer of the model may take", "120s"),
     _owner("OPENAI_API_KEY", "bearer token for the model; better as a file, best at a gateway"),
     _owner("OPENAI_API_KEY_FILE", "a file with that token, which may be rotated in place"),
     _operator(
         "AGENT_MCP_SERVERS",
         "spec.mcpServers",
-        'servers of tools and resources, a JSON list of {"name", "endpoint", "tags"}',
+        'servers of tools and resources, a JSON list of {"name", "endpoint", "tags", "identity"}; '
+        '"identity": true says of a server what AGENT_MODEL_IDENTITY says of the model',
     ),
     _owner("AGENT_TOOL_TIMEOUT", "the longest one call of a tool may take; then the model is told so", "60s"),
 )

@@ -63,7 +63,7 @@ async def run(settings: Settings, inputs: Inputs) -> Exit:
                     settings.model_timeout,
                     telemetry.tracer(),
                     ca_file=settings.model_ca_file,
-                    identity=identity,
+                    identity=identity if settings.model_identity else None,
                 )
             )
             engine = Engine(endpoint, toolbox, settings.bounds, settings.model)

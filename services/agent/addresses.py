@@ -11,7 +11,7 @@ from .tools.tool import Server
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _MOST = 64
-_KEYS = {"name", "endpoint", "tags"}
+_KEYS = {"name", "endpoint", "tags", "identity"}
 
 
 def servers_of(text: str) -> tuple[Server, ...]:
@@ -59,15 +59,20 @@ def _server(path: str, given: object) -> Server:
     if not isinstance(given, dict):
         raise ValueError(f"{path}: is no object")
     if unknown := sorted(given.keys() - _KEYS):
-        raise ValueError(f"{path}.{unknown[0]}: is not known; there are name, endpoint and tags")
+        raise ValueError(f"{path}.{unknown[0]}: is not known; there are name, endpoint, tags and identity")
     name, endpoint, tags = given.get("name"), given.get("endpoint"), given.get("tags", [])
+    is_shown_ours = given.get("identity", False)
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise ValueError(f"{path}.name: is not lower case letters, digits and dashes, at most 63")
     if not (isinstance(endpoint, str) and safe(endpoint)):
         raise ValueError(f"{path}.endpoint: {endpoint!r} is not https, nor http on loopback")
     if not (isinstance(tags, list) and all(isinstance(tag, str) and tag.isprintable() for tag in tags)):
         raise ValueError(f"{path}.tags: is no list of text")
-    return Server(name, endpoint, tuple(tags))
+    if not isinstance(is_shown_ours, bool):
+        raise ValueError(f"{path}.identity: is not true or false")
+    if is_shown_ours and not endpoint.startswith("https:"):
+        raise ValueError(f"{path}.identity: goes with https, and {endpoint!r} is not")
+    return Server(name, endpoint, tuple(tags), is_shown_ours)
 
 
 def _list(name: str, text: str) -> list[object]:

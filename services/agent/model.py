@@ -72,8 +72,11 @@ class Model:
         reply = await self._call("GET", "/models")
         if isinstance(reply, Failure):
             return reply
-        status = reply[0]
-        return Failure(f"model: HTTP {status}", "auth", Fault.AGENT) if status in (401, 403) else None
+        if reply[0] not in (401, 403):
+            return None
+        refused = outcome(*reply, datetime.now(UTC))
+        assert isinstance(refused, Failure)
+        return refused
 
     async def _call(
         self, method: str, path: str, body: str = ""
@@ -122,8 +125,8 @@ async def connect(
     identity: Identity | None = None,
 ) -> AsyncIterator[Model]:
     """A model whose calls take at most `answer_within`. No connection is made before the first. An https
-    endpoint is believed by the system's authorities and those in `ca_file`; one that asks who we are is
-    shown the certificate of `identity`."""
+    endpoint is believed by the system's authorities and those in `ca_file`. With an `identity` its root is
+    believed too, and its certificate is shown if the endpoint asks for one."""
     from aiohttp import ClientSession, ClientTimeout, TCPConnector  # a tenth of a second
 
     limits = ClientTimeout(total=answer_within.total_seconds(), sock_connect=_CONNECT_SECONDS)

@@ -25,7 +25,9 @@ _MOST_TOKENS = 10**9  # of one answer; counters and the wire have 64 bits for th
 _DEEPEST = 64  # of what the model says; encoders give up at some depth of their own
 _NAME_CHARACTERS = 256  # of a word that is told in traces
 BUDGET = "budget_exceeded"
-"""The `code` or `type` of the error with which a model gateway says, by HTTP 429, that a budget is spent."""
+"""The `code` or `type` of an error, by HTTP 429: a budget is spent, and no try mends that."""
+QUOTA = "insufficient_quota"
+"""Likewise, as the model gateway says it: spent for now. Retry-After says until when."""
 
 Message = dict[str, Any]
 """A message of a chat completion, as the endpoint takes it."""
@@ -151,8 +153,9 @@ def outcome(status: int, headers: Mapping[str, str], body: bytes, now: datetime)
     error = f"model: HTTP {status}: {words}"
     if status in (401, 403, 404):
         return Failure(error, "auth" if status != 404 else OTHER, Fault.AGENT)
-    if status == 429 and BUDGET in codes:
-        return Failure(error, "budget", Fault.ITEM, retry_after(headers, now))
+    if status == 429 and codes & {BUDGET, QUOTA}:
+        fault = Fault.MODEL if QUOTA in codes else Fault.ITEM
+        return Failure(error, "budget", fault, retry_after(headers, now))
     if status == 429 or status == 408 or status >= 500:
         kind = "throttled" if status == 429 else "5xx" if status >= 500 else "timeout"
         return Failure(error, kind, Fault.MODEL, retry_after(headers, now))

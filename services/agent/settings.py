@@ -85,7 +85,8 @@ class Settings(Credentials):
     """A file that says it, UTF-8, at most 65536 characters."""
 
     mcp_servers: str = ""
-    """Servers of tools and resources: a JSON list of {"name", "endpoint", "tags"}."""
+    """Servers of tools and resources: a JSON list of {"name", "endpoint", "tags", "identity"}. Those whose
+    identity is true are shown our certificate."""
 
     slots: int = 4
     """Runs at the same time, whatever began them; also steps of a workflow. 1 to 256."""
@@ -125,6 +126,9 @@ class Settings(Credentials):
 
     model_ca_file: Path | None = None
     """Authorities, PEM, that are believed at https endpoints beside the system's; may change in place."""
+
+    model_identity: bool = False
+    """Whether OPENAI_BASE_URL, which is https then, is shown our certificate."""
 
     model_timeout: timedelta = timedelta(seconds=120)
     """The longest one answer of the model may take."""
@@ -247,6 +251,10 @@ class Settings(Credentials):
             (
                 safe(self.base_url) or not (self.base_url or self.model or needs_model),
                 f"OPENAI_BASE_URL: {self.base_url!r} is not https, nor http on loopback",
+            ),
+            (
+                not (self.model_identity and self.base_url) or self.base_url.startswith("https:"),
+                f"AGENT_MODEL_IDENTITY: {self.base_url!r} is not https",
             ),
             (mode != "reactive" or bool(self.mcp_servers), "AGENT_MCP_SERVERS: is needed in mode reactive"),
         ]

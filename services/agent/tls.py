@@ -13,8 +13,8 @@ _log = logging.getLogger(__name__)
 
 
 class Believed:
-    """The system's authorities and those of a file; our certificate, if there is an identity, for those who
-    ask for one. The files may change in place."""
+    """The system's authorities and those of a file. With an identity also the mesh's, and our certificate is
+    shown to those who ask for one. The files may change in place."""
 
     def __init__(self, ca_file: Path | None = None, identity: Identity | None = None) -> None:
         self._ca_file = ca_file
@@ -40,12 +40,14 @@ class Believed:
             yield self._ca_file
         if self._identity:
             yield self._identity.certificate
+            yield self._identity.root
 
     def _made(self) -> ssl.SSLContext:
         context = ssl.create_default_context()
         if self._ca_file:
             context.load_verify_locations(self._ca_file)
         if self._identity:
+            context.load_verify_locations(self._identity.root)
             context.load_cert_chain(self._identity.certificate, self._identity.key)
         return context
 

@@ -24,12 +24,12 @@ from .agent import BridgedAgent
 from .claims import Claims, claiming
 from .ending import report_on
 from .foreign import Foreign
-from .forwarder import Forwarder, Upstreams, forwarding
+from .forwarder import Forwarder, Tls, Upstreams, forwarding
 from .loopback import Loopback
 from .manifest import Known
 from .outbound import Outbound
 from .presence import Presence
-from .settings import Settings
+from .settings import Settings, Upstream
 from .turns import Turns
 from .work import Work
 
@@ -158,8 +158,10 @@ async def _way_out(settings: Settings, identity: Identity, turns: Turns) -> Asyn
     connector = TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
     # Bodies pass as they are: packed, if they come packed.
     async with ClientSession(connector=connector, auto_decompress=False) as session:
-        upstreams = Upstreams(settings.base_url, settings.endpoints, settings.answer_within)
-        yield Forwarder(session, upstreams, Outbound(identity, settings.ca_file).context, turns)
+        model = Upstream(settings.base_url, settings.model_identity)
+        upstreams = Upstreams(model, settings.endpoints, settings.answer_within)
+        tls = Tls(Outbound(None, settings.ca_file).context, Outbound(identity, settings.ca_file).context)
+        yield Forwarder(session, upstreams, tls, turns)
 
 
 @asynccontextmanager

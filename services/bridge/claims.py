@@ -77,7 +77,7 @@ class Claims:
             case "failed":
                 raise Fatal(entry.error)
             case _:
-                raise Retry(f"{entry.status}: {entry.error}")
+                raise Retry(f"{entry.status}: {entry.error}", entry.retry_after)
 
     async def _begin(self, task: Task, text: str) -> Entry:
         """A run of the agent. One that takes none is waited for a while; then the item is given back, so that
@@ -104,7 +104,7 @@ def _outcome(entry: Entry) -> str:
         return "acked"
     if entry.status is Status.DRAINED or entry.may_go_elsewhere:
         return "released"
-    return "failed" if entry.status in _FOR_GOOD else "retried"
+    return "failed" if entry.status in _FOR_GOOD and not entry.may_pass else "retried"
 
 
 def _text(payload: bytes) -> str:

@@ -1,7 +1,8 @@
 """The agent's way out: its model at /v1/…, its tool servers at /mcp/<name>, in plain HTTP on loopback.
 
-What the agent sends goes on with the pod's certificate and without any credential of the agent's own. Bytes
-pass as they are; streams pass as they come. Of the model's answers, what they came to is noted.
+What the agent sends goes on without any credential of its own, and with the pod's certificate to those that
+are shown it. Bytes pass as they are; streams pass as they come. Of the model's answers, what they came to is
+noted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from .settings import Upstream
 from .turns import OwnAnswer, Turns
 
 if TYPE_CHECKING:
@@ -43,20 +45,32 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Upstreams:
-    """Where calls go: the model (empty: nowhere), and tool servers by name."""
+    """Where calls go: the model (of an empty URL: nowhere), and tool servers by name."""
 
-    model: str
-    servers: Mapping[str, str]
+    model: Upstream
+    servers: Mapping[str, Upstream]
     silence: timedelta
     """How long an answer may be silent. An event stream that was asked for by GET may be for ever."""
+
+
+@dataclass(frozen=True)
+class Tls:
+    """For the next connection by https: to a server that is not shown our certificate, and to one that is."""
+
+    anonymous: Callable[[], ssl.SSLContext]
+    ours: Callable[[], ssl.SSLContext]
+
+    def to(self, upstream: Upstream, url: URL) -> ssl.SSLContext | bool:
+        """What aiohttp takes. OSError as the two have it."""
+        if url.scheme != "https":
+            return True
+        return self.ours() if upstream.is_shown_ours else self.anonymous()
 
 
 class Forwarder:
     """The application. `turns` decides on each call of the model."""
 
-    def __init__(
-        self, session: ClientSession, upstreams: Upstreams, tls: Callable[[], ssl.SSLContext], turns: Turns
-    ) -> None:
+    def __init__(self, session: ClientSession, upstreams: Upstreams, tls: Tls, turns: Turns) -> None:
         self._session = session
         self._upstreams = upstreams
         self._tls = tls
@@ -70,32 +84,39 @@ class Forwarder:
         return app
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
-        if not self._upstreams.model:
+        model = self._upstreams.model
+        if not model.url:
             return OwnAnswer(404, "this agent has no model")
         if request.method not in _METHODS_OF_MODEL:
             return OwnAnswer(405, "only GET and POST")
-        base = URL(self._upstreams.model.rstrip("/"))
+        base = URL(model.url.rstrip("/"))
         url = URL(f"{base}/{request.raw_path.removeprefix('/v1/')}")
         if not url.raw_path.startswith(f"{base.raw_path}/"):  # by way of `..`
             return OwnAnswer(404, "no such path")
         if request.method != "POST" or request.match_info["path"] != _COMPLETIONS:
-            return await self._forward(request, url)
+            return await self._forward(request, model, url)
         try:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:
             return OwnAnswer(413, "the request is larger than 8 MiB")
-        return await self._turns.call(body, partial(self._forward, request, url, is_read=True))
+        return await self._turns.call(body, partial(self._forward, request, model, url, is_read=True))
 
     async def _server(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        if (url := self._upstreams.servers.get(name)) is None:
+        if (server := self._upstreams.servers.get(name)) is None:
             return OwnAnswer(404, f"this agent has no tool server {name}")
-        target = URL(url).extend_query(request.query)
+        target = URL(server.url).extend_query(request.query)
         is_endless = request.method == "GET" or request.headers.get("Mcp-Method") == "subscriptions/listen"
-        return await self._forward(request, target, is_endless=is_endless)
+        return await self._forward(request, server, target, is_endless=is_endless)
 
     async def _forward(
-        self, request: web.Request, url: URL, *, is_endless: bool = False, is_read: bool = False
+        self,
+        request: web.Request,
+        upstream: Upstream,
+        url: URL,
+        *,
+        is_endless: bool = False,
+        is_read: bool = False,
     ) -> web.StreamResponse:
         """`is_read`: the answer is taken whole before it is passed on, so that it can be read here too."""
         try:
@@ -115,21 +136,21 @@ class Forwarder:
                 headers=headers,
                 skip_auto_headers=_NOT_OURS,
                 allow_redirects=False,
-                ssl=self._tls() if url.scheme == "https" else True,
+                ssl=self._tls.to(upstream, url),
                 timeout=ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence),
-            ) as upstream:
-                is_stream = upstream.content_type == "text/event-stream"
-                if not is_stream and (upstream.content_length or 0) > MAX_BODY:
+            ) as answer:
+                is_stream = answer.content_type == "text/event-stream"
+                if not is_stream and (answer.content_length or 0) > MAX_BODY:
                     return OwnAnswer(502, _TOO_LARGE, "body")
                 if is_read and not is_stream:
-                    return _whole(upstream, await _read(upstream))
+                    return _whole(answer, await _read(answer))
                 response = web.StreamResponse(
-                    status=upstream.status, reason=upstream.reason, headers=_passed_on(upstream.headers)
+                    status=answer.status, reason=answer.reason, headers=_passed_on(answer.headers)
                 )
-                if upstream.content_length is not None and not is_stream:
-                    response.content_length = upstream.content_length
+                if answer.content_length is not None and not is_stream:
+                    response.content_length = answer.content_length
                 await response.prepare(request)
-                async for part in _bounded(upstream, None if is_stream else MAX_BODY):
+                async for part in _bounded(answer, None if is_stream else MAX_BODY):
                     await response.write(part)
                 await response.write_eof()
                 return response

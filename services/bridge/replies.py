@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 from libs.contract.metrics import OTHER
@@ -12,11 +13,12 @@ from libs.contract.run import MAX_RESULT_BYTES, Usage
 from libs.contract.statuses import Status
 from libs.contract.text import clean
 
-_BUDGET = "budget_exceeded"  # a model gateway's code or type, by HTTP 429
+_BUDGET, _QUOTA = "budget_exceeded", "insufficient_quota"  # by HTTP 429: spent for good, and for now
 _POLICIES = {"content_filter", "content_policy_violation"}
 _MOST_TOKENS = 10**9  # of one answer; counters and the wire have 64 bits for their sums
 _REASONS = {401: "auth", 403: "auth", 408: "timeout", 429: "throttled"}
 _ERROR_CHARACTERS = 500
+MAX_RETRY_AFTER = timedelta(hours=24)  # what coordination takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +32,26 @@ class Said:
     error: str = ""
     failure: str = ""
     """Why there is no answer, in the registry's words; empty if there is one."""
+    may_pass: bool = False
+    """Another try, later, may do better, though such a status is for good."""
+    retry_after: timedelta | None = None
+    """How much later, as the endpoint says."""
 
 
-def said(status: int, body: bytes | None) -> Said:
-    """What a reply of the model's endpoint says. None: the body was not kept (a stream), and says nothing."""
+def said(status: int, body: bytes | None, retry_after: str = "") -> Said:
+    """What a reply of the model's endpoint says. None: the body was not kept (a stream), and says nothing.
+    `retry_after`: the header of that name."""
     if status == 200:
         return Said(Usage(steps=1)) if body is None else _answer(body)
     words, codes = _error(body or b"")
     error = f"HTTP {status}: {words}"
-    if status == 429 and _BUDGET in codes:
-        return Said(status=Status.EXHAUSTED_TOKENS, error=error, failure="budget")
+    if status == 429 and codes & {_BUDGET, _QUOTA}:
+        spent = Said(status=Status.EXHAUSTED_TOKENS, error=error, failure="budget")
+        return replace(spent, may_pass=True, retry_after=_pause(retry_after)) if _QUOTA in codes else spent
     if status == 400 and codes & _POLICIES:
         return Said(status=Status.REFUSED, error=error, failure="refused")
-    return unanswered(_REASONS.get(status) or ("5xx" if status >= 500 else OTHER), error)
+    failure = _REASONS.get(status) or ("5xx" if status >= 500 else OTHER)
+    return replace(unanswered(failure, error), retry_after=_pause(retry_after))
 
 
 def unanswered(failure: str, error: str) -> Said:
@@ -75,6 +84,11 @@ def _answer(body: bytes) -> Said:
             usage, Status.TOO_LARGE, text, f"the answer is {size} bytes; {MAX_RESULT_BYTES} are taken"
         )
     return Said(usage, Status.COMPLETED, text)
+
+
+def _pause(seconds: str) -> timedelta | None:
+    """None if nobody says, or not in seconds."""
+    return min(timedelta(seconds=int(seconds[:9])), MAX_RETRY_AFTER) if seconds.isdecimal() else None
 
 
 def _tokens(counted: Mapping[str, Any], kind: str) -> int:

@@ -46,6 +46,10 @@ class Entry:
     """The agent knows that, and will see to it at the run's next turn."""
     may_go_elsewhere: bool = False
     """It ended by no fault of its own or its model's, so that another agent may do it."""
+    may_pass: bool = False
+    """Its model may do better later, though its status is for good."""
+    retry_after: timedelta | None = None
+    """How much later, as the model's endpoint says."""
     status: Status | None = None
     error: str = ""
     result: str = ""

@@ -21,6 +21,20 @@ MAX_SLOTS = 4
 
 
 @dataclass(frozen=True)
+class Upstream:
+    """A server that calls of the agent go on to."""
+
+    url: str
+    is_shown_ours: bool = False
+    """The pod's certificate."""
+
+    @property
+    def can_be(self) -> bool:
+        """A certificate is shown by https only."""
+        return not self.is_shown_ours or self.url.startswith("https:")
+
+
+@dataclass(frozen=True)
 class Settings(Credentials):
     """BRIDGE_*, and of AGENT_*, AGENTCTL_* and OPENAI_* what an agent is told that a bridge has to know."""
 
@@ -58,11 +72,14 @@ class Settings(Credentials):
     subscribe: str = field(default="", metadata={"env": "AGENT_SUBSCRIBE"})
     """URIs that wake the agent, a JSON list."""
     servers: str = field(default="", metadata={"env": "AGENT_MCP_SERVERS"})
-    """Tool servers, JSON: [{"name", "endpoint", "tags"}]."""
+    """Tool servers, JSON: [{"name", "endpoint", "tags", "identity"}]. Those whose identity is true are shown
+    the pod's certificate."""
     model: str = field(default="", metadata={"env": "AGENT_MODEL"})
     """The model that the agent asks for."""
     base_url: str = field(default="", metadata={"env": "OPENAI_BASE_URL"})
     """Where calls of the model go; empty: nowhere. Plain http only on loopback."""
+    model_identity: bool = field(default=False, metadata={"env": "AGENT_MODEL_IDENTITY"})
+    """Whether OPENAI_BASE_URL, which is https then, is shown the pod's certificate."""
     ca_file: Path | None = field(default=None, metadata={"env": "AGENT_MODEL_CA_FILE"})
     """Authorities, PEM, that are believed of models and tool servers beside the system's."""
     answer_within: timedelta = field(default=timedelta(seconds=120), metadata={"env": "AGENT_MODEL_TIMEOUT"})
@@ -128,9 +145,12 @@ class Settings(Credentials):
         return min(self.slots, MAX_SLOTS)
 
     @cached_property
-    def endpoints(self) -> Mapping[str, str]:
+    def endpoints(self) -> Mapping[str, Upstream]:
         """Tool servers by name."""
-        return {each["name"]: each["endpoint"] for each in json.loads(self.servers or "[]")}
+        return {
+            each["name"]: Upstream(each["endpoint"], _is_true(each.get("identity", False)))
+            for each in json.loads(self.servers or "[]")
+        }
 
     @cached_property
     def subscriptions(self) -> tuple[str, ...]:
@@ -148,11 +168,18 @@ class Settings(Credentials):
 
     def _rules(self) -> list[tuple[bool, str]]:
         return [
-            (_reads(lambda: self.endpoints), 'AGENT_MCP_SERVERS: not a JSON list of {"name", "endpoint"}'),
+            (
+                _reads(lambda: self.endpoints),
+                'AGENT_MCP_SERVERS: not a JSON list of {"name", "endpoint"}, with "identity" true or false',
+            ),
             (_reads(lambda: self.subscriptions), "AGENT_SUBSCRIBE: not a JSON list of URIs"),
             (
                 not self.base_url or _is_safe(self.base_url),
                 "OPENAI_BASE_URL: not https, nor http on loopback",
+            ),
+            (
+                not self.base_url or Upstream(self.base_url, self.model_identity).can_be,
+                "AGENT_MODEL_IDENTITY: OPENAI_BASE_URL is not https",
             ),
             *shard_rules(self.shard_index, self.shard_count, self.shard_epoch),
             (self.slots >= 1, "AGENT_SLOTS: at least 1"),
@@ -166,8 +193,11 @@ class Settings(Credentials):
                 "BRIDGE_CERTIFICATE_LIFETIME: 1m to 365d",
             ),
             *(
-                (_is_safe(url), f"AGENT_MCP_SERVERS: {name}: not https, nor http on loopback")
-                for name, url in (self.endpoints if _reads(lambda: self.endpoints) else {}).items()
+                (
+                    _is_safe(each.url) and each.can_be,
+                    f"AGENT_MCP_SERVERS: {name}: not https, nor http on loopback without identity",
+                )
+                for name, each in (self.endpoints if _reads(lambda: self.endpoints) else {}).items()
             ),
         ]
 
@@ -178,6 +208,12 @@ def _reads(ask: Callable[[], object]) -> bool:
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
     return True
+
+
+def _is_true(said: object) -> bool:
+    if not isinstance(said, bool):
+        raise TypeError
+    return said
 
 
 def _is_safe(url: str) -> bool:

@@ -150,7 +150,8 @@ class Turns:
         response = await gate.through(ask, self._max_hold)
         if not isinstance(response, OwnAnswer):
             kept = response.body if isinstance(response, web.Response) else None
-            self._count(gate, said(response.status, kept if isinstance(kept, bytes) else None))
+            retry_after = response.headers.get("Retry-After", "")
+            self._count(gate, said(response.status, kept if isinstance(kept, bytes) else None, retry_after))
         elif response.failure:
             self._count(gate, unanswered(response.failure, str(response.text)))
         return response

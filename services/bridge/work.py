@@ -276,6 +276,8 @@ class Work:
     def _end(self, entry: Entry, status: Status, *, error: str = "", result: str = "") -> None:
         if entry.status is not None:
             return
+        if (last := entry.gate.last) and last.status is status:
+            entry.may_pass, entry.retry_after = last.may_pass, last.retry_after
         self.runs.end(entry, status, error=error, result=result)
         self._events.tell("run.ended", entry.id, status=status, state=state_of(status))
         if self._counts_runs:

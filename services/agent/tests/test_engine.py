@@ -273,6 +273,14 @@ async def test_a_spent_budget_is_no_fault_of_the_model():
     assert counted("agent_intel_errors_total", reason="budget") == before + 1
 
 
+async def test_a_budget_that_is_spent_for_now_is_waited_for_by_whoever_can():
+    async with provider(fails(429, "insufficient_quota", retry_after="3600")) as it:
+        end = await did(it)
+    assert (end.status, end.kind, end.is_ours) == (Status.EXHAUSTED_TOKENS, "budget", False)
+    assert (end.passes, end.retry_after) == (True, timedelta(hours=1))
+    assert len(it.asked) == 1
+
+
 async def test_nobody_at_the_models_address(unused_port):
     end = await did(Provider([], url=f"http://127.0.0.1:{unused_port}/v1"))
     assert (end.status, end.kind, end.passes) == (Status.MODEL, "unreachable", True)

@@ -87,7 +87,7 @@ def ours(tmp_path):
 
 async def test_our_certificate_is_shown_to_who_asks_and_its_successor_from_the_next_call_on(identity, ours):
     seen: list[str] = []
-    async with endpoint(identity, seen) as url, connect(url, identity.root, ours) as it:
+    async with endpoint(identity, seen) as url, connect(url, ours=ours) as it:
         assert await it.check() is None
         ca.authority().issue("spiffe://mesh.test/ns/a/agent/x/pod/x-0/u1", ours.folder)
         assert await it.check() is None

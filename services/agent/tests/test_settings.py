@@ -65,6 +65,22 @@ def test_values_are_read():
     assert settings("reactive").servers == (Server("docs", "https://docs.example/mcp", ("sensitive",)),)
 
 
+def test_who_is_shown_our_certificate_is_told():
+    assert not settings("claim").model_identity
+    servers = [
+        {"name": "docs", "endpoint": "https://docs.example/mcp", "identity": True},
+        {"name": "others", "endpoint": "https://docs.example/mcp", "identity": False},
+    ]
+    it = settings(
+        "claim",
+        OPENAI_BASE_URL="https://models.example/v1",
+        AGENT_MODEL_IDENTITY="true",
+        AGENT_MCP_SERVERS=json.dumps(servers),
+    )
+    assert it.model_identity
+    assert [each.is_shown_ours for each in it.servers] == [True, False]
+
+
 def test_a_shard_is_all_of_three_or_nothing():
     assert settings("claim").shard is None
     assert settings("claim", **SHARD).shard == (1, 3, 7)
@@ -90,6 +106,21 @@ def test_a_queue_retries_and_so_does_nobody_else():
         ("claim", {"OPENAI_BASE_URL": "ftp://127.0.0.1"}, "OPENAI_BASE_URL"),
         ("claim", {"OPENAI_BASE_URL": ""}, "OPENAI_BASE_URL"),
         ("claim", {"AGENT_INSTRUCTION": "caf\udce9"}, "AGENT_INSTRUCTION"),
+        (
+            "claim",
+            {"AGENT_MODEL_IDENTITY": "true"},
+            "AGENT_MODEL_IDENTITY: 'http://127.0.0.1:7480/v1' is not",
+        ),
+        (
+            "claim",
+            {"AGENT_MCP_SERVERS": '[{"name": "a", "endpoint": "http://localhost/mcp", "identity": true}]'},
+            r"AGENT_MCP_SERVERS\[0\].identity: goes with https",
+        ),
+        (
+            "claim",
+            {"AGENT_MCP_SERVERS": '[{"name": "a", "endpoint": "https://a.example/mcp", "identity": "yes"}]'},
+            r"AGENT_MCP_SERVERS\[0\].identity: is not true or false",
+        ),
         ("claim", {"AGENT_SLOTS": "0"}, "AGENT_SLOTS"),
         ("claim", {"AGENT_SLOTS": "many"}, "AGENT_SLOTS"),
         ("claim", {"AGENT_LEASE": "1ms"}, "AGENT_LEASE"),

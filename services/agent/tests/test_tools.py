@@ -374,22 +374,27 @@ def secure(tmp_path) -> ToolServer:
     return ToolServer(tools={"echo": echo}, tls=tls)
 
 
-async def test_our_certificate_is_shown_and_the_file_believed(secure, ours):
-    async with secure.serving(), connected(secure, ca_file=ours.root, identity=ours) as box:
-        assert await call(box, "s0_echo", x="1") == Result("echo 1")
+def lone(
+    server: ToolServer, *, is_shown_ours: bool = True, **tls: Any
+) -> AbstractAsyncContextManager[Toolbox]:
+    found = Server("s", server.url, is_shown_ours=is_shown_ours)
+    return tools.connect([found], lambda *_, **__: None, **tls)
 
 
-def lone(server: ToolServer, **tls: Any) -> AbstractAsyncContextManager[Toolbox]:
-    return tools.connect([Server("s", server.url)], lambda *_, **__: None, **tls)
+async def test_our_certificate_is_shown_and_the_mesh_believed(secure, ours):
+    async with secure.serving(), lone(secure, identity=ours) as box:
+        await box.reach(SOON)
+        assert await call(box, "s_echo", x="1") == Result("echo 1")
 
 
-async def test_a_server_that_wants_a_certificate_does_without_us(secure, ours):
-    async with secure.serving(), lone(secure, ca_file=ours.root) as box:
+async def test_a_server_that_is_not_said_to_be_shown_our_certificate_does_without_it(secure, ours):
+    async with secure.serving(), lone(secure, is_shown_ours=False, ca_file=ours.root, identity=ours) as box:
         with pytest.raises(ServerAwayError):
             await box.reach(timedelta(seconds=0.1))
 
 
-async def test_a_server_that_nobody_vouches_for_is_not_believed(secure, ours):
+async def test_a_server_that_nobody_vouches_for_is_not_believed(secure, ours, tmp_path):
+    ours.root.write_text(Authority.create(tmp_path / "strange", "mesh.test").bundle.root)
     async with secure.serving(), lone(secure, identity=ours) as box:
         with pytest.raises(ServerAwayError, match=r"(?i)certificate"):
             await box.reach(timedelta(seconds=0.1))

@@ -22,6 +22,8 @@ class Server:
     name: str
     endpoint: str
     tags: tuple[str, ...] = ()
+    is_shown_ours: bool = False
+    """Our certificate."""
 
 
 @dataclass(frozen=True, slots=True)

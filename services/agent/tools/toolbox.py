@@ -43,20 +43,19 @@ async def connect(
     servers: Sequence[Server], tell: Tell, *, ca_file: Path | None = None, identity: Identity | None = None
 ) -> AsyncIterator[Toolbox]:
     """The tools of these servers, none of which is connected yet. https servers are believed by the system's
-    authorities and those in `ca_file`, and shown the certificate of `identity` if they ask for one."""
+    authorities and those in `ca_file`. Those that are shown our certificate are shown that of `identity` if
+    they ask for one, and its root is believed of them too."""
     async with anyio.create_task_group() as tasks:
         toolbox = Toolbox(tasks, [])
         if servers:
             from .connection import Connection  # costly
 
-            believed = Believed(ca_file, identity)
-            toolbox = Toolbox(
-                tasks,
-                [
-                    Connection(each, believed if each.endpoint.startswith("https:") else None, tell, tasks)
-                    for each in servers
-                ],
-            )
+            believed = {False: Believed(ca_file), True: Believed(ca_file, identity)}
+
+            def tls(server: Server) -> Believed | None:
+                return believed[server.is_shown_ours] if server.endpoint.startswith("https:") else None
+
+            toolbox = Toolbox(tasks, [Connection(each, tls(each), tell, tasks) for each in servers])
         try:
             yield toolbox
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -40,13 +41,13 @@ class Transport(httpx2.AsyncBaseTransport):
     ) -> None:
         self._believed = believed
         self._context: Any = False
-        self._pools: list[httpx2.AsyncHTTPTransport] = []
+        self._pools: list[_Pool] = []
         self._opened = opened
         self._ended = ended
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         try:
-            response = await self._pool().handle_async_request(request)
+            response = await (await self._pool()).handle_async_request(request)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, OSError) as error:
             return _failure(error, unsent=True)
         except httpx2.TransportError as error:
@@ -68,15 +69,37 @@ class Transport(httpx2.AsyncBaseTransport):
         for pool in self._pools:
             await pool.aclose()
 
-    def _pool(self) -> httpx2.AsyncHTTPTransport:
+    async def _pool(self) -> _Pool:
+        """For the next request: a certificate that was renewed is shown on connections of a pool of its own.
+        Earlier ones stay while somebody reads an answer on them."""
         context = self._believed.context() if self._believed else False
         if not self._pools or context is not self._context:
-            alive = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
-            self._context = context
-            self._pools.append(
-                httpx2.AsyncHTTPTransport(verify=context, trust_env=False, socket_options=alive)
-            )
+            self._context, pools = context, self._pools
+            self._pools = [*(each for each in pools if each.answers), _Pool(context)]
+            for each in pools:
+                if each not in self._pools:
+                    await each.aclose()
         return self._pools[-1]
+
+
+class _Pool(httpx2.AsyncHTTPTransport):
+    """Connections of one context. `answers` are those that are still awaited or read."""
+
+    def __init__(self, context: Any) -> None:
+        alive = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+        super().__init__(verify=context, trust_env=False, socket_options=alive)
+        self.answers: set[object] = set()
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        answer = object()
+        self.answers.add(answer)
+        try:
+            response = await super().handle_async_request(request)
+        except BaseException:
+            self.answers.discard(answer)
+            raise
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        return _with(response, _Told(response.stream, partial(self.answers.discard, answer)))
 
 
 class _Bounded(httpx2.AsyncByteStream):

@@ -48,6 +48,7 @@ class Model:
     status: int = 200
     code: str | None = None
     """Of an error."""
+    retry_after: str = ""
     choice: dict[str, Any] | None = None
     """What is said instead of the reply."""
     calls_tool_first: bool = False
@@ -66,7 +67,9 @@ class Model:
         self.callers.append(dict(peer["subjectAltName"])["URI"] if peer else "")
         await self.may_answer.wait()
         if self.status != 200:
-            return web.json_response({"error": {"message": "no", "code": self.code}}, status=self.status)
+            error = {"error": {"message": "no", "code": self.code}}
+            headers = {"Retry-After": self.retry_after} if self.retry_after else None
+            return web.json_response(error, status=self.status, headers=headers)
         message: dict[str, Any] = {"role": "assistant", "content": self.reply}
         if self.calls_tool_first and len(self.asked) == 1:
             function = {"name": "resource.read", "arguments": "{}"}
@@ -174,7 +177,7 @@ async def lab(folder: Path, **changes: Any) -> AsyncIterator[Lab]:
             tls_dir=identity.folder,
             instruction="Summarize.",
             base_url=model.url,
-            ca_file=identity.root,
+            model_identity=True,
             port=0,
             metrics_port=0,
             forward_port=0,

@@ -47,13 +47,17 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(folder, **changes):
+async def fleet(folder, shards=0, **changes):
     mesh = Mesh(folder)
+    policy = work_pb2.QueuePolicy(shards=work_pb2.Sharding(count=shards))
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(coordination(folder, mesh))
         client = await stack.enter_async_context(connect(address, mesh.identity("producer")))
         async with connect(address, mesh.identity("user")) as user:
-            await user.stub.ConfigureQueue(work_pb.ConfigureQueueRequest(queue=QUEUE))
+            asked = work_pb.ConfigureQueueRequest(queue=QUEUE, policy=policy if shards else None)
+            configured = await user.stub.ConfigureQueue(asked)
+        if shards:
+            changes |= {"shard_count": shards, "shard_epoch": configured.queue.policy.shards.epoch}
         it = await stack.enter_async_context(lab(folder, queue=QUEUE, coordination=address, **changes))
         yield Fleet(it, client, address)
 
@@ -186,6 +190,22 @@ async def test_what_no_retry_can_help_is_not_tried_again(tmp_path, choice, said)
         assert len(fl.it.model.asked) == 1
 
 
+async def test_an_item_waits_until_there_is_a_budget_again(tmp_path):
+    async with fleet(tmp_path) as fl, fl.it.agentd():
+        model = fl.it.model
+        model.status, model.code, model.retry_after = 429, "insufficient_quota", "3600"
+        item_id = await fl.submit(max_attempts=3)
+
+        async def failed() -> work_pb2.Item | None:
+            item = await fl.item(item_id)
+            return item if item.failures else None
+
+        item = await until(failed)
+        assert (item.state, item.attempt) == (work_pb2.WORK_STATE_DELAYED, 1)
+        assert item.failures[0].error.startswith("exhausted_tokens: HTTP 429: no")
+        assert timedelta(minutes=55) < item.ready_in.ToTimedelta() <= timedelta(hours=1)
+
+
 async def test_an_item_that_is_no_text_fails_for_good_and_costs_no_run(tmp_path):
     async with fleet(tmp_path) as fl, fl.it.agentd():
         item_id = await fl.submit(b"\xff\xfe")
@@ -233,10 +253,7 @@ async def is_draining(fl):
 
 
 async def test_an_agent_of_a_shard_is_given_items_of_that_shard(tmp_path):
-    async with fleet(tmp_path, shard_index=1, shard_count=2, shard_epoch=1) as fl:
-        policy = work_pb2.QueuePolicy(shards=work_pb2.Sharding(count=2))
-        async with connect(fl.address, fl.it.mesh.identity("user")) as user:
-            await user.stub.ConfigureQueue(work_pb.ConfigureQueueRequest(queue=QUEUE, policy=policy))
+    async with fleet(tmp_path, shards=2, shard_index=1) as fl:
         others, its_own = await fl.submit(shard_key="a"), await fl.submit(shard_key="b")
         assert ((await fl.item(others)).shard, (await fl.item(its_own)).shard) == (0, 1)
         async with fl.it.agentd():

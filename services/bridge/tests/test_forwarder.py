@@ -13,16 +13,19 @@ import pytest
 from aiohttp import web
 
 from libs.contract.events import Ring
+from libs.identity import Identity
 from libs.testing import ca
-from services.bridge.forwarder import MAX_BODY, Forwarder, Upstreams, forwarding
+from services.bridge.forwarder import MAX_BODY, Forwarder, Tls, Upstreams, forwarding
 from services.bridge.outbound import Outbound
+from services.bridge.settings import Upstream
 from services.bridge.turns import Turns
 
 
-class Upstream:
+class Server:
     """A model and a tool server in one, that shows what reaches it."""
 
-    def __init__(self) -> None:
+    def __init__(self, pod: Identity) -> None:
+        self.pod = pod
         self.seen: list[web.Request] = []
         self.bodies: list[bytes] = []
         self.callers: list[str] = []
@@ -67,14 +70,14 @@ class Upstream:
 
 
 @asynccontextmanager
-async def world(folder, silence=timedelta(seconds=5)):
+async def world(folder, silence=timedelta(seconds=5), is_shown_ours=True):
     """An upstream that asks for certificates, the forwarder before it, and the agent's HTTP client."""
     pod = ca.identity(ca.authority(), folder, "/ns/demo/agent/worker/pod/worker-0/uid-1")
     server = ca.identity(ca.authority(), folder, "/cp/modelgateway", dns_names=["localhost"])
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(server.root))
-    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_mode = ssl.CERT_OPTIONAL
     context.load_cert_chain(server.certificate, server.key)
-    upstream = Upstream()
+    upstream = Server(pod)
     app = web.Application(client_max_size=2 * MAX_BODY)
     app.router.add_route("*", "/{path:.*}", upstream.answer)
     async with AsyncExitStack() as stack:
@@ -83,11 +86,16 @@ async def world(folder, silence=timedelta(seconds=5)):
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
         url = f"https://localhost:{runner.addresses[0][1]}"
+        servers = {
+            "tools": Upstream(f"{url}/tools", is_shown_ours),
+            "others": Upstream(f"{url}/others"),
+            "away": Upstream("http://127.0.0.1:9/"),
+        }
         session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
         forwarder = Forwarder(
             session,
-            Upstreams(f"{url}/v1", {"tools": f"{url}/tools", "away": "http://127.0.0.1:9/"}, silence),
-            Outbound(pod, server.root).context,
+            Upstreams(Upstream(f"{url}/v1", is_shown_ours), servers, silence),
+            Tls(Outbound(None, server.root).context, Outbound(pod, None).context),
             upstream.turns,
         )
         port = await stack.enter_async_context(forwarding(forwarder, "127.0.0.1", 0))
@@ -117,6 +125,30 @@ async def test_a_call_goes_on_with_the_pods_certificate_and_without_the_agents_k
         assert headers["traceparent"] == "00-1-2-01"
         assert headers["Host"].startswith("localhost:")
         assert not {"Authorization", "Cookie", "X-Api-Key", "X-Hop"} & set(headers)
+
+
+async def test_our_certificate_is_shown_to_those_only_that_are_said_to_be_shown_it(tmp_path):
+    async with world(tmp_path) as (upstream, agent):
+        for path in ("/mcp/others", "/v1/models", "/mcp/others"):
+            async with agent.get(path) as response:
+                assert response.status == 200
+        assert [bool(each) for each in upstream.callers] == [False, True, False]
+    async with world(tmp_path, is_shown_ours=False) as (upstream, agent):
+        async with agent.get("/v1/models") as response:
+            assert response.status == 200
+        assert upstream.callers == [""]
+
+
+async def test_the_next_call_shows_a_certificate_that_was_renewed_while_a_stream_goes_on(tmp_path):
+    async with world(tmp_path) as (upstream, agent), agent.post("/v1/stream") as stream:
+        assert await stream.content.readuntil(b"\n\n") == b"data: 1\n\n"
+        renewed = "spiffe://mesh.test/ns/demo/agent/worker/pod/worker-0/uid-2"
+        ca.authority().issue(renewed, upstream.pod.folder)
+        async with agent.get("/v1/models") as response:
+            assert response.status == 200
+        upstream.go_on.set()
+        assert await stream.content.read() == b"data: 2\n\n"
+        assert [each[-5:] for each in upstream.callers] == ["uid-1", "uid-2"]
 
 
 async def test_a_stream_passes_as_it_comes_and_ends_upstream_when_the_agent_leaves(tmp_path):

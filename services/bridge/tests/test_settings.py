@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from libs.settings import SettingsError, load
-from services.bridge.settings import Settings
+from services.bridge.settings import Settings, Upstream
 
 
 def read(**environ):
@@ -20,8 +20,18 @@ def test_what_an_agent_is_told_is_enough():
     settings = read(AGENT_QUEUE="demo/w", AGENT_SLOTS="9", AGENT_MCP_SERVERS=servers, AGENT_LATER="x")
     assert settings.claimed_queue == "demo/w"
     assert settings.taken_slots == 4
-    assert settings.endpoints == {"search": "https://tools.example/mcp"}
+    assert settings.endpoints == {"search": Upstream("https://tools.example/mcp")}
+    assert not settings.model_identity
     assert settings.private == Path("/run/tls/loopback")
+
+
+def test_who_is_shown_our_certificate_is_told():
+    servers = json.dumps([{"name": "search", "endpoint": "https://tools.example/mcp", "identity": True}])
+    settings = read(
+        AGENT_MCP_SERVERS=servers, OPENAI_BASE_URL="https://models.example/v1", AGENT_MODEL_IDENTITY="true"
+    )
+    assert settings.endpoints == {"search": Upstream("https://tools.example/mcp", is_shown_ours=True)}
+    assert settings.model_identity
 
 
 def test_its_shard_is_the_agents():
@@ -49,6 +59,15 @@ def test_the_agent_is_met_on_loopback_whatever_the_pods_address_is(host, loopbac
         ({"AGENT_MCP_SERVERS": '[{"name": "a", "endpoint": "http://far.example"}]'}, "AGENT_MCP_SERVERS: a:"),
         ({"AGENT_SUBSCRIBE": "{"}, "AGENT_SUBSCRIBE"),
         ({"OPENAI_BASE_URL": "http://far.example/v1"}, "OPENAI_BASE_URL"),
+        (
+            {"OPENAI_BASE_URL": "http://127.0.0.1/v1", "AGENT_MODEL_IDENTITY": "true"},
+            "AGENT_MODEL_IDENTITY: OPENAI_BASE_URL is not https",
+        ),
+        (
+            {"AGENT_MCP_SERVERS": '[{"name": "a", "endpoint": "http://localhost/", "identity": true}]'},
+            "AGENT_MCP_SERVERS: a:",
+        ),
+        ({"AGENT_MCP_SERVERS": '[{"name": "a", "endpoint": "https://b/", "identity": 1}]'}, "true or false"),
         ({"AGENT_SLOTS": "0"}, "AGENT_SLOTS"),
         ({"AGENT_SHARD_INDEX": "0"}, "AGENT_SHARD_COUNT, AGENT_SHARD_EPOCH: missing"),
         (

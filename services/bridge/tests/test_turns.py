@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import timedelta
 
 import pytest
 from aiohttp import web
@@ -218,6 +219,17 @@ def test_what_a_reply_amounts_to(status, body, ends, failure):
     found = said(status, body)
     assert (found.status, found.failure) == (ends, failure)
     assert bool(found.error) == (ends is not Status.COMPLETED)
+
+
+@pytest.mark.parametrize(
+    ("header", "pause"),
+    [("", None), ("soon", None), ("7", timedelta(seconds=7)), ("9" * 30, timedelta(hours=24))],
+)
+def test_a_budget_that_is_spent_for_now_says_when_to_try_again(header, pause):
+    found = said(429, b'{"error": {"message": "spent", "code": "insufficient_quota"}}', header)
+    assert (found.status, found.failure) == (Status.EXHAUSTED_TOKENS, "budget")
+    assert (found.may_pass, found.retry_after) == (True, pause)
+    assert said(503, b"", header).retry_after == pause
 
 
 def test_a_stream_is_a_step_of_which_nothing_is_known():
