@@ -24,6 +24,7 @@ from . import (
     submit,
     tree,
     up,
+    usage,
     validate,
     verbs,
     wait,
@@ -48,6 +49,7 @@ for part in (objects, describe, scale, wait, logs):
     part.register(app)
 login.register(app)
 tree.register(app)
+usage.register(app)
 validate.register(app)
 verbs.register(app)
 conformance.register(app)

@@ -114,11 +114,13 @@ def _scaling(fleet: dict[str, Any]) -> list[tuple[str, object]]:
     scaling, fixed = at(fleet, "spec.scaling") or {}, at(fleet, "spec.replicas")
     least, most = scaling.get("minReplicas", 0), scaling.get("maxReplicas", 10)
     agents = f"{at(fleet, 'status.replicas') or 0}, {at(fleet, 'status.readyReplicas') or 0} ready"
+    is_sharded = scaling.get("mode") == "shard"
+    least = max(1, least) if is_sharded else least
     rows: list[tuple[str, object]] = [("Agents", agents), ("Bounds", f"{least} to {most}")]
-    if scaling.get("mode") == "shard":
+    if is_sharded:
         count, epoch = at(fleet, "status.shards.count"), at(fleet, "status.shards.epoch")
         rows += [
-            ("Wanted", f"{fixed or max(1, least)} shards"),
+            ("Wanted", fixed or least),
             ("Shards", count and f"{count}, epoch {epoch}"),
         ]
     else:

@@ -35,14 +35,14 @@ def scale(
     replicas: Annotated[
         int | None, typer.Option("--replicas", metavar="N", help="So many, whatever there is to do.")
     ] = None,
-    auto: Annotated[bool, typer.Option("--auto", help="As many as the demand asks for.")] = False,
+    auto: Annotated[bool, typer.Option("--auto", help="As the manifest has it again.")] = False,
     namespace: NamespaceOption = "default",
     state_dir: StateDirOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = "",
 ) -> None:
-    """Fix how many agents a fleet has, within its scaling.minReplicas and scaling.maxReplicas, or leave it to
-    the demand again. In mode shard it is the number of shards.
+    """Fix how many agents a fleet has, within its scaling.minReplicas and scaling.maxReplicas, or end that:
+    then the demand says how many. In mode shard it is the number of shards, minReplicas (at least 1) without.
 
     \b
     Examples:
@@ -69,9 +69,16 @@ def scale(
         it = f"{which.name.lower()}/{named}"
         if auto and (fixed := at(after, "spec.replicas")) != "":
             raise FailedError(f"{it} keeps its {fixed} agents: {_said_elsewhere(after)}")
-        typer.echo(f"{it} {'is left to the demand' if auto else 'scaled'}")
+        typer.echo(f"{it} {_left(after) if auto else 'scaled'}")
 
     in_world(ctx, state_dir, kubeconfig, context, body)
+
+
+def _left(fleet: dict[str, Any]) -> str:
+    """Who says how many, now that nobody has fixed it."""
+    if at(fleet, "spec.scaling.mode") != "shard":
+        return "is left to the demand"
+    return f"goes to its minReplicas: shards {max(1, at(fleet, 'spec.scaling.minReplicas') or 0)}"
 
 
 def _said_elsewhere(fleet: dict[str, Any]) -> str:

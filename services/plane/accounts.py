@@ -48,6 +48,11 @@ class Accounts:
         self.identity_address = ""
         """host:port of IdentityService, once it is known."""
 
+    @property
+    def root(self) -> Path:
+        """The roots of the trust domain, PEM; there once anybody has enrolled."""
+        return self._trust / "ca.crt"
+
     def credentials(self, account: str) -> Credentials:
         """How to enrol by that account."""
         return Credentials(

@@ -10,6 +10,8 @@ from libs.state import State
 from services.admission.settings import Settings as AdmissionSettings
 from services.apiserver.settings import Settings as ApiserverSettings
 from services.coordination.settings import Settings as CoordinationSettings
+from services.mcpgateway.settings import Settings as McpGatewaySettings
+from services.modelgateway.settings import Settings as ModelGatewaySettings
 from services.operator.settings import Settings as OperatorSettings
 from services.provider.settings import Settings as ProviderSettings
 from services.scaler.settings import Settings as ScalerSettings
@@ -61,25 +63,39 @@ class HomeSettings:
         }
         its_own_front = {name: value for name, value in common.items() if name != "AGENTCTL_FRONT"}
         self.scaler = load(ScalerSettings, "SCALER_", {**environ, **its_own_front, **asks})
+        self.stand_in_url = f"https://localhost:{ports['provider']}/v1"
+        models = _at("MODELGATEWAY", ports, "modelgateway-edge") | {
+            "MODELGATEWAY_STAND_IN_URL": self.stand_in_url,
+            "MODELGATEWAY_STORE": settings.store,
+            "MODELGATEWAY_DATA_DIR": str(state.data),  # coordination's server, and a schema of its own there
+        }
+        if settings.database_file:
+            models["MODELGATEWAY_DATABASE_FILE"] = str(settings.database_file)
+        self.modelgateway = load(ModelGatewaySettings, "MODELGATEWAY_", shared | models)
+        tools = _at("MCPGATEWAY", ports, "mcpgateway-edge") | {"MCPGATEWAY_ALLOW_LOOPBACK": "true"}
+        self.mcpgateway = load(McpGatewaySettings, "MCPGATEWAY_", shared | tools)
         ours = {
             "AGENTCTL_COORDINATION_ADDRESS": self.coordination_address,
             "AGENTCTL_SCALER_ADDRESS": f"{_LOOPBACK}:{scaler}",
+            "AGENTCTL_MODEL_GATEWAY_URL": f"https://localhost:{self.modelgateway.edge_port}/v1",
+            "AGENTCTL_MCP_GATEWAY_URL": f"https://localhost:{self.mcpgateway.edge_port}",
             "AGENTCTL_TLS_DIR": str(state.identity("operator")),
             "OPERATOR_HOST": _LOOPBACK,
             "OPERATOR_PORT": str(ports["operator"]),
             "OPERATOR_IDENTITY_PORT": str(identity),
             "OPERATOR_REPLICA": "plane",  # one at a time, so none waits for the lease of the last
             "OPERATOR_NAMESPACE": SYSTEM,
+            "OPERATOR_STAND_IN_URL": self.stand_in_url,
             "OPERATOR_LOOPBACK": "$(AGENT_HOST)",  # pods share the machine's; their addresses are loopback
         }
         self.operator = load(OperatorSettings, "OPERATOR_", {**environ, **common, **ours})
 
 
-def _at(component: str, ports: Ports) -> dict[str, str]:
-    """A component that serves gRPC only."""
+def _at(component: str, ports: Ports, edge: str = "") -> dict[str, str]:
+    """A component that serves gRPC, and HTTPS if its edge has a port."""
     return {
         f"{component}_HOST": _LOOPBACK,
         f"{component}_PORT": str(ports[component.lower()]),
-        f"{component}_EDGE_PORT": "",
+        f"{component}_EDGE_PORT": str(ports[edge]) if edge else "",
         "AGENTCTL_TLS_DIR": "set later",
     }

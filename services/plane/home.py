@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from .accounts import Accounts
 from .apart import BrokenError, Watch, line_of
 from .autoscaling import autoscaling
 from .components import HomeSettings
+from .key import handed_out, key_of
 from .leftover import give_back
 from .news import Say, told
 from .ports import LOOPBACK as _LOOPBACK
@@ -60,10 +62,14 @@ _COMMANDS = {
     for service in ("agent", "bridge", "provider")
 }
 _FOREIGN = re.compile(
-    r"(ADMISSION|AGENTCTL|APISERVER|COORDINATION|OPERATOR|PLANE|AGENT|BRIDGE|PROVIDER|SCALER|OPENAI)_"
+    r"(ADMISSION|AGENTCTL|ANTHROPIC|APISERVER|COORDINATION|MCPGATEWAY|MODELGATEWAY|OPERATOR|PLANE|AGENT|BRIDGE"
+    r"|PROVIDER|SCALER|OPENAI)_"
 )
-_PASSED_ON = ("AGENTCTL_LOG_LEVEL", "OPENAI_API_KEY", "OPENAI_API_KEY_FILE")
-_ACCOUNTS = ("admission", "apiserver", "coordination", "plane", "provider", "scaler")
+_PASSED_ON = ("AGENTCTL_LOG_LEVEL",)
+_ACCOUNTS = (
+    "admission", "apiserver", "coordination", "mcpgateway", "modelgateway", "plane", "provider", "scaler",
+)  # fmt: skip
+_SLOW = "services.mcpgateway.composition"  # most of a second: the MCP SDK
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _log = logging.getLogger(__name__)
@@ -139,10 +145,12 @@ class Home:
             state.endpoints.unlink(missing_ok=True)  # of one that was killed
             ports = Ports(state.ports, self._settings.port)
             components = HomeSettings(self._settings, state, environ, ports)
+            key = key_of(environ)
             runner = Runner(cluster, state.objects, commands=_COMMANDS, environment=_passed_on(environ))
             endpoints = await self._start(cluster, components, runner, ports, stack)
             ports.keep()
             stack.callback(state.endpoints.unlink, missing_ok=True)
+            await stack.enter_async_context(self._watch.apart("key", handed_out(cluster, key)))
             await stack.enter_async_context(self._watch.apart("agents", _running(runner)))
             self._runner = runner
             await stack.enter_async_context(told(cluster, say))
@@ -168,7 +176,8 @@ class Home:
         accounts = Accounts(cluster, SYSTEM, self._state.folder, self._state.folder / "identities")
         accounts.identity_address = components.identity_address
         await stack.enter_async_context(accounts.mounted([*_ACCOUNTS, ADMINISTRATORS_ACCOUNT]))
-        operator = replace(components.operator, stand_in_url=f"https://localhost:{ports['provider']}/v1")
+        loading = asyncio.create_task(asyncio.to_thread(import_module, _SLOW))  # while others start
+        operator = components.operator
         operates = await stack.enter_async_context(apart("operator", operating(operator, cluster)))
         await operates.cache.synced()
         await runner.sweep()  # seen by the operator: what agents of a killed plane held is given back now
@@ -183,7 +192,21 @@ class Home:
         await stack.enter_async_context(
             apart("provider", providing(provider, accounts.credentials("provider")))
         )
-        say("provider", f"a stand-in that is no model, ready at {operator.stand_in_url}")
+        say("provider", f"a stand-in that is no model, ready at {components.stand_in_url}")
+        await loading
+        from services.mcpgateway.composition import mcp_serving
+        from services.modelgateway.serving import model_serving
+
+        model_gateway = replace(
+            components.modelgateway,
+            **_fields(accounts, "modelgateway"),
+            provider_ca_file=accounts.root,  # the stand-in's
+        )
+        models = await stack.enter_async_context(apart("modelgateway", model_serving(model_gateway, cluster)))
+        say("modelgateway", f"ready at {operator.model_gateway_url}")
+        mcp_gateway = replace(components.mcpgateway, **_fields(accounts, "mcpgateway"))
+        tools = await stack.enter_async_context(apart("mcpgateway", mcp_serving(mcp_gateway, cluster)))
+        say("mcpgateway", f"ready at {operator.mcp_gateway_url}")
         apiserver = replace(components.apiserver, **_fields(accounts, "apiserver"))
         manages = await stack.enter_async_context(apart("apiserver", managing(apiserver, cluster)))
         say("apiserver", f"ready at {manages.address}")
@@ -213,6 +236,10 @@ class Home:
             "admission": admits.address,
             "coordination": served.address,
             "scaler": scales.address,
+            "modelgateway": models.address,
+            "mcpgateway": tools.address,
+            "model_gateway_url": operator.model_gateway_url,
+            "mcp_gateway_url": operator.mcp_gateway_url,
             "operator": f"{_LOOPBACK}:{operator.port}",
             "identity": components.identity_address,
             "domain": pki.own(administrator).domain,
@@ -288,6 +315,7 @@ The plane is up. Its log: {state.log}
   agentctl work submit demo/summarize FILES... --wait    work for it, and results
   agentctl tree -n demo                                  who runs, and how they are
   agentctl top -n demo                                   what they use
+  agentctl usage -n demo --calls                         what they asked models
   agentctl pause|resume|drain fleet/summarize -n demo    steer them
 
   grpcurl -cacert {endpoints["tls_dir"]}/ca.crt -cert {endpoints["tls_dir"]}/tls.crt \\

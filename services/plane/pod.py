@@ -20,6 +20,8 @@ from services.apiserver.managing import managing
 from services.apiserver.settings import Settings as ApiserverSettings
 from services.coordination.coordinating import coordinating
 from services.coordination.settings import Settings as CoordinationSettings
+from services.mcpgateway.settings import Settings as McpGatewaySettings
+from services.modelgateway.settings import Settings as ModelGatewaySettings
 from services.provider.providing import providing
 from services.provider.settings import Settings as ProviderSettings
 from services.scaler.scaling import scaling
@@ -42,6 +44,8 @@ async def run(settings: Settings, environ: Mapping[str, str]) -> None:
     apiserver = load(ApiserverSettings, "APISERVER_", environ) if _has(settings, "apiserver") else None
     admission = load(AdmissionSettings, "ADMISSION_", environ) if _has(settings, "admission") else None
     scaler = load(ScalerSettings, "SCALER_", environ) if _has(settings, "scaler") else None
+    models = load(ModelGatewaySettings, "MODELGATEWAY_", environ) if _has(settings, "modelgateway") else None
+    tools = load(McpGatewaySettings, "MCPGATEWAY_", environ) if _has(settings, "mcpgateway") else None
     credentials = load(Credentials, _NO_PREFIX, environ)
     telemetry.start("plane", settings.log_level)
     ready: Callable[[], Awaitable[None]] = _always
@@ -55,12 +59,20 @@ async def run(settings: Settings, environ: Mapping[str, str]) -> None:
         if provider:
             trusted = credentials if provider.tls else None
             await stack.enter_async_context(providing(provider, trusted, folder="provider"))
-        if apiserver or admission:
+        if apiserver or admission or models or tools:
             cluster = await stack.enter_async_context(_connected())
         if apiserver:
             await stack.enter_async_context(managing(apiserver, cluster, folder="apiserver"))
         if admission:
             await stack.enter_async_context(admitting(admission, cluster, folder="admission"))
+        if models:
+            from services.modelgateway.serving import model_serving
+
+            await stack.enter_async_context(model_serving(models, cluster, folder="modelgateway"))
+        if tools:
+            from services.mcpgateway.composition import mcp_serving  # the MCP SDK: 30 MiB
+
+            await stack.enter_async_context(mcp_serving(tools, cluster, folder="mcpgateway"))
         await stack.enter_async_context(telemetry.plain_port(settings.metrics_port, ready, settings.host))
         await stopped()
 

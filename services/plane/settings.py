@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-COMPONENTS = ("coordination", "provider", "apiserver", "admission", "scaler")
+COMPONENTS = ("coordination", "provider", "apiserver", "admission", "scaler", "modelgateway", "mcpgateway")
 """What a pod's plane can run; the operator, which holds the authority, is never one of them."""
 
 
