@@ -12,7 +12,7 @@ from .place import DNS_IP, NODE_IP, PODS, Place
 PAUSE = "docker.io/local/pause:1"
 """The image of a pod's sandbox."""
 
-_VOLUMES = 8
+_VOLUMES = 64
 
 
 def write_configs(place: Place, cgroup: str) -> None:

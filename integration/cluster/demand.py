@@ -66,9 +66,7 @@ class Demand:
         """Returns when KEDA has asked for metrics so many times more, and was answered so."""
 
         def told() -> float:
-            return scaler_metric(
-                self.kubectl, "agentctl_rpc_server_duration_seconds_count", "GetMetrics", code
-            )
+            return metric(self.kubectl, CALLS, method="GetMetrics", code=code)
 
         before = told()
         await _until(lambda: told() >= before + times)
@@ -76,7 +74,7 @@ class Demand:
     async def streams(self, count: int) -> None:
         """Returns when KEDA listens for so many."""
         await _until(
-            lambda: scaler_metric(self.kubectl, "agentctl_scaler_streams", "StreamIsActive") == count
+            lambda: metric(self.kubectl, "agentctl_scaler_streams", method="StreamIsActive") == count
         )
 
     async def has(self, replicas: int, seconds: float = 90) -> None:
@@ -143,17 +141,16 @@ async def _until(true: Callable[[], bool]) -> None:
             await anyio.sleep(0.5)
 
 
-def scaler_metric(kubectl: Kubectl, name: str, method: str, code: str = "") -> float:
-    """Of all scalers that are to stay, for a method, and for what it came to."""
+def metric(kubectl: Kubectl, name: str, component: str = "scaler", **labels: str) -> float:
+    """Of all pods of it that are to stay, where labels end so."""
     total = 0.0
-    pods = kubectl.get("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=scaler")
+    pods = kubectl.get("pods", "-n", SYSTEM, "-l", f"app.kubernetes.io/component={component}")
     for pod in (pod for pod in pods if "deletionTimestamp" not in pod["metadata"]):
         path = f"/api/v1/namespaces/{SYSTEM}/pods/{pod['metadata']['name']}:9090/proxy/metrics"
         for family in text_string_to_metric_families(kubectl("get", "--raw", path)):
             for each in family.samples:
-                labels = each.labels
-                if each.name == name and labels["method"].endswith(method) and labels.get("code", "") == code:
-                    total += each.value
+                is_so = all(each.labels.get(label, "").endswith(end) for label, end in labels.items())
+                total += each.value * (each.name == name and is_so)
     return total
 
 

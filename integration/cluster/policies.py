@@ -19,7 +19,9 @@ from libs.mesh import (
     APISERVER,
     COORDINATION,
     IDENTITY,
+    MCP_GATEWAY,
     METHODS,
+    MODEL_GATEWAY,
     OPERATOR,
     SCALER,
     Component,
@@ -38,27 +40,32 @@ _HEADER = "# Written by `python -m integration.cluster.policies` from libs/mesh.
 _NAMESPACE = "agentctl-system"
 _SERVED = {  # what the package is called
     "coordination": COORDINATION, "operator": OPERATOR, "identity": IDENTITY, "management": APISERVER,
-    "admission": ADMISSION, "externalscaler": SCALER,
+    "admission": ADMISSION, "externalscaler": SCALER, "modelgateway": MODEL_GATEWAY,
+    "mcpgateway": MCP_GATEWAY,
 }  # fmt: skip
 _PACKAGES = _SERVED | {"agent": AGENT}
 _IN_PLANE = {
     "admission",
     "apiserver",
     "coordination",
+    "mcpgateway",
+    "modelgateway",
     "operator",
     "provider",
     "scaler",
 }  # one pod has them all in the overlay single
 _KEDA = "cp/keda"  # lives in a namespace of its own
-_ASKING = ("admission", "apiserver", "operator", "postgres")  # the API server
+_ASKING = ("admission", "apiserver", "mcpgateway", "modelgateway", "operator", "postgres")  # the API server
 _AGENT: Json = {"app.kubernetes.io/name": "agent", "app.kubernetes.io/part-of": "agentctl"}
 _CLIENT: Json = {"agentctl.dev/client": "true"}
 _OURS: Json = {"app.kubernetes.io/part-of": "agentctl"}
 _PROMETHEUS: Json = {"app.kubernetes.io/name": "prometheus"}
-_POSTGRES, _PROVIDER, _METRICS = 5432, 8443, (9090, 9091)
+_POSTGRES, _PROVIDER, _METRICS = 5432, 8445, (9090, 9091)
 _API_SERVER, _MODELS = (443, 6443), (443,)
 EDGES = {"apiserver": 6443, "admission": 9443}
 """HTTPS for the cluster's API server, which is no pod and may come from anywhere. They judge each caller."""
+GATEWAYS = {"modelgateway": 8443, "mcpgateway": 8444}
+"""HTTPS for agents, and for whoever else may ask."""
 
 
 def _components(names: Iterable[str]) -> Json:
@@ -136,12 +143,17 @@ def _system() -> list[Json]:
             _policy(f"{name}-edge", _components([name]), ingress=[{"ports": _ports(port)}])
             for name, port in EDGES.items()
         ),
-        *_flow("postgres", "postgres", _POSTGRES, ["coordination"]),
-        _policy(
-            "provider",
-            _components(["provider"]),
-            ingress=[{"from": [_anywhere(_AGENT)], "ports": _ports(_PROVIDER)}],
+        *_flow("postgres", "postgres", _POSTGRES, ["coordination", "modelgateway"]),
+        *_flow("provider", "provider", _PROVIDER, ["modelgateway"], _anywhere(_AGENT)),
+        *(
+            _policy(
+                f"{name}-edge",
+                _components([name]),
+                ingress=[{"from": [_anywhere(_AGENT), _anywhere(_CLIENT)], "ports": _ports(port)}],
+            )
+            for name, port in GATEWAYS.items()
         ),
+        _policy("to-models-and-tools", _components(GATEWAYS), egress=[{"ports": _ports(*_MODELS)}]),
     ]
     for word, component in _SERVED.items():
         roles = callers(component)
@@ -158,8 +170,8 @@ def _system() -> list[Json]:
     return made
 
 
-def _flow(name: str, component: str, port: int, from_components: list[str]) -> list[Json]:
-    peers: Json = {"from": [{"podSelector": _components(from_components)}], "ports": _ports(port)}
+def _flow(name: str, component: str, port: int, from_components: list[str], *others: Json) -> list[Json]:
+    peers: Json = {"from": [{"podSelector": _components(from_components)}, *others], "ports": _ports(port)}
     return [
         _policy(name, _components([component]), ingress=[peers]),
         _policy(f"to-{name}", _components(from_components), egress=[_to(component, port)]),
@@ -173,7 +185,8 @@ def _to(component: str, port: int) -> Json:
 def _tenant() -> list[Json]:
     served = [component for component in _SERVED.values() if callers(component) & {"agent", ANONYMOUS}]
     out: list[Json] = [_DNS, {"ports": _ports(*_MODELS)}]
-    for name, port in [*((each.name, each.port) for each in served), ("provider", _PROVIDER)]:
+    edges = [*GATEWAYS.items(), ("provider", _PROVIDER)]
+    for name, port in [*((each.name, each.port) for each in served), *edges]:
         out.append({"to": [_system_pods([name])], "ports": _ports(port)})
     roles = callers(AGENT)
     people = [_anywhere(_CLIENT)] if roles & {"user", "administrator"} else []

@@ -108,7 +108,8 @@ class Tenant:
             return items if all(item.state in _ENDED for item in items) else None
 
         items = self.world.until(ended, seconds)
-        assert [item for item in items if item.state != work_pb2.WORK_STATE_SUCCEEDED] == []
+        failed = [str(item) for item in items if item.state != work_pb2.WORK_STATE_SUCCEEDED]
+        assert not failed, failed
         return items
 
     def _ask(self, do: Callable[[Client], Awaitable[T]]) -> T:
@@ -129,7 +130,12 @@ def tenant(
     around = world(kubectl, namespace)
     path = f"spiffe://{around.authority.domain}/ns/{namespace}/user/tester"
     identity = around.authority.issue(path, folder / namespace)
-    fleet = around.fleet(NAME, 1)
+    patient = {
+        "name": "agent",
+        "env": [{"name": "AGENT_TOOL_TIMEOUT", "value": "1h"}],
+        "resources": {"requests": {"cpu": "10m"}},  # twenty of them fit a small node
+    }
+    fleet = around.fleet(NAME, 1, podTemplate={"spec": {"containers": [patient]}})
     fleet["spec"]["scaling"] = {"minReplicas": 0, "maxReplicas": 5, "cooldown": "5s", **scaling}
     with traced(kubectl, namespace, f"{workload}/{NAME}", f"agentctl.dev/agent={NAME}") as trace:
         kubectl.apply(fleet)

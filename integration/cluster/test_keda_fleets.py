@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from libs.cluster import Object
 
 from . import keda
-from .demand import CALLS, KEDA, scaler_metric
+from .demand import CALLS, KEDA, metric
 from .killing import kill, processes
 from .kubectl import SYSTEM, Kubectl
 from .place import Place
@@ -23,6 +24,9 @@ from .world import is_ready
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("scaled")]
 
 _BURST = 20
+_USUAL_DRAIN = 35
+"""Seconds after which an agent is gone that was given no time of its own."""
+_WRITES, _PASSES = "agentctl_operator_writes_total", "agentctl_operator_reconcile_seconds_count"
 
 
 @pytest.fixture
@@ -42,6 +46,16 @@ def gates(count: int, prefix: str = "gate") -> list[str]:
 def opened(crew: Tenant, names: list[str]) -> None:
     for name in names:
         crew.world.open(name)
+
+
+def answered(crew: Tenant, times: int, code: str = "OK") -> None:
+    """Returns when KEDA was told so many times more how much there is to do."""
+
+    def told() -> float:
+        return metric(crew.kubectl, CALLS, method="GetMetrics", code=code)
+
+    before = told()
+    crew.world.until(lambda: told() >= before + times, 180)
 
 
 # --- by demand
@@ -69,6 +83,57 @@ def test_a_burst_is_done_by_many_who_go_without_hurting_an_item(
         opened(crew, held[:3])
         crew.succeeded(long)
         crew.has(0)
+
+
+def test_an_item_that_takes_longer_than_the_cooldown_keeps_its_agent(crew: Tenant) -> None:
+    ids = held(crew, 1)
+    answered(crew, 10)  # the HPA asks every 5 s, KEDA every 30 s; the cooldown is 5 s
+    assert (crew.trace.replicas, crew.trace.ready) == ([1], [1])
+    opened(crew, gates(1))
+    [item] = crew.succeeded(ids)
+    crew.has(0)
+    assert len(crew.world.calls("gate-0")) == 1
+    assert item.attempt == 1
+
+
+def test_who_has_to_go_may_finish_within_the_drain(crew: Tenant, kubectl: Kubectl) -> None:
+    patch = '{"spec": {"work": {"drain": "5m"}}}'
+    kubectl("patch", "agentfleet", NAME, "-n", crew.namespace, "--type=merge", "-p", patch)
+    ids = held(crew, 2)
+    pods = [pod["metadata"]["name"] for pod in crew.world.pods(NAME)]
+    kubectl("scale", f"agentfleet/{NAME}", "--replicas=0", "-n", crew.namespace)
+    crew.has(0)  # as many are to stay
+    started = time.monotonic()
+    crew.world.until(lambda: time.monotonic() > started + _USUAL_DRAIN)
+    opened(crew, gates(2))
+    items = crew.succeeded(ids)
+    assert {item.holder.split("/pod/")[1].split("/")[0] for item in items} == set(pods)
+    assert [len(crew.world.calls(gate)) for gate in gates(2)] == [1, 1]
+
+
+def test_at_rest_the_operator_does_nothing_whatever_keda_writes(crew: Tenant, kubectl: Kubectl) -> None:
+    def done() -> list[float]:
+        return [metric(kubectl, name, "operator") for name in (_WRITES, _PASSES)]
+
+    def revision() -> str:
+        return str(crew.world.get("scaledobject", NAME)["metadata"]["resourceVersion"])
+
+    def rests(asked: int) -> None:
+        answered(crew, asked)
+        writes, passes = done()
+        answered(crew, asked)
+        more = done()
+        assert more[0] == writes
+        assert more[1] <= passes + 1  # each object is looked at again every ten minutes
+
+    rests(1)  # nobody is there; a poll every 30 s
+    ids = held(crew, 1)
+    before = revision()
+    rests(8)
+    assert revision() != before
+    opened(crew, gates(1))
+    crew.succeeded(ids)
+    crew.has(0)
 
 
 def test_another_tenants_fleet_of_the_same_name_sleeps_on(
@@ -109,8 +174,13 @@ def stopped(pod: Object, container: str) -> Iterator[None]:
             pytest.skip("the node's processes are not on this machine")
         for process in found:
             os.kill(process, signal.SIGSTOP)
-            stack.callback(os.kill, process, signal.SIGCONT)
+            stack.callback(_go_on, process)
         yield
+
+
+def _go_on(process: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGCONT)
 
 
 def component(kubectl: Kubectl, name: str) -> Object:
@@ -118,14 +188,12 @@ def component(kubectl: Kubectl, name: str) -> Object:
     return dict(pod)
 
 
-def unknown(crew: Tenant, times: int) -> None:
-    """Returns when KEDA was told so many times that nothing is known."""
-
-    def told() -> float:
-        return scaler_metric(crew.kubectl, CALLS, "GetMetrics", "UNAVAILABLE")
-
-    before = told()
-    crew.world.until(lambda: told() >= before + times, 180)
+def unknown(crew: Tenant, seconds: float = 0) -> None:
+    """Returns when KEDA could not learn how much there is to do, and so long afterwards. It may not even find
+    the scaler, which is not ready then."""
+    crew.says("Scaled", "False", "TriggerError")
+    started = time.monotonic()
+    crew.world.until(lambda: time.monotonic() > started + seconds)
 
 
 def test_replicas_hold_while_coordination_is_away(crew: Tenant, kubectl: Kubectl) -> None:
@@ -133,20 +201,20 @@ def test_replicas_hold_while_coordination_is_away(crew: Tenant, kubectl: Kubectl
     kubectl("scale", "deployment/coordination", "--replicas=0", "-n", SYSTEM)
     try:
         kubectl.wait("delete", f"pod/{component(kubectl, 'coordination')['metadata']['name']}", SYSTEM)
-        unknown(crew, 20)  # the HPA asks every 5 to 15 s, KEDA itself every 30 s; the cooldown is 5 s
+        unknown(crew, 45)  # the HPA asks every 5 s, KEDA every 30 s; the cooldown is 5 s
     finally:
         kubectl("scale", "deployment/coordination", "--replicas=1", "-n", SYSTEM)
         kubectl.wait("condition=Available", "deployment/coordination", SYSTEM)
     assert crew.trace.replicas == [3]
     opened(crew, gates(3))
+    crew.finished(ids)
     crew.has(0)
-    crew.items(ids)
 
 
 def test_replicas_hold_while_coordination_stands_still(crew: Tenant, kubectl: Kubectl) -> None:
     held(crew, 3)
     with stopped(component(kubectl, "coordination"), "coordination"):
-        unknown(crew, 3)  # until the kubelet has it killed
+        unknown(crew)  # perhaps until the kubelet has it killed
     kubectl.wait("condition=Available", "deployment/coordination", SYSTEM)
     assert crew.trace.replicas == [3]
     opened(crew, gates(3))
@@ -167,7 +235,7 @@ def test_replicas_hold_while_coordination_is_restarted(crew: Tenant, kubectl: Ku
 def test_a_fleet_sleeps_on_while_coordination_is_away(crew: Tenant, kubectl: Kubectl) -> None:
     kubectl("scale", "deployment/coordination", "--replicas=0", "-n", SYSTEM)
     try:
-        unknown(crew, 2)
+        unknown(crew, 35)
     finally:
         kubectl("scale", "deployment/coordination", "--replicas=1", "-n", SYSTEM)
         kubectl.wait("condition=Available", "deployment/coordination", SYSTEM)
@@ -221,7 +289,7 @@ def test_nothing_dips_when_keda_goes_and_when_it_comes_back(crew: Tenant, kubect
 
 def test_a_renewed_certificate_of_keda_leaves_the_push_at_work(crew: Tenant, kubectl: Kubectl) -> None:
     def streams() -> float:
-        return scaler_metric(kubectl, "agentctl_scaler_streams", "StreamIsActive")
+        return metric(kubectl, "agentctl_scaler_streams", method="StreamIsActive")
 
     crew.world.until(streams)
     secret = ("secret", "agentctl-scaler-client", "-n", KEDA)

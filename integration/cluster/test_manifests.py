@@ -16,18 +16,23 @@ from libs import mesh
 
 from .kubectl import ROOT, SYSTEM
 from .place import KUBERNETES
-from .policies import EDGES, FILES, text
+from .policies import EDGES, FILES, GATEWAYS, text
 
 OVERLAYS = sorted(path.name for path in (ROOT / "k8s" / "overlays").iterdir())
+WITH_GATEWAYS = [name for name in OVERLAYS if name.endswith("-gateways")]
 KEDA = "keda"
 WORKLOADS = {"Deployment", "StatefulSet", "Job", "DaemonSet"}
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kustomize is kubectl's")
 
 
-@cache
 def built(overlay: str) -> list[dict[str, Any]]:
-    command = ["kubectl", "kustomize", f"{ROOT}/k8s/overlays/{overlay}"]
+    return kustomized(f"overlays/{overlay}")
+
+
+@cache
+def kustomized(folder: str) -> list[dict[str, Any]]:
+    command = ["kubectl", "kustomize", f"{ROOT}/k8s/{folder}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
@@ -108,7 +113,7 @@ def test_a_token_for_the_api_server_is_where_it_is_used_only(overlay: str) -> No
             for container in containers(pod)
             if tokens & {mount["name"] for mount in container.get("volumeMounts", ())}
         }
-    assert holders <= {"operator", "prepare", "apiserver", "admission"}
+    assert holders <= {"operator", "prepare", "apiserver", "admission", *GATEWAYS}
     assert "operator" in holders
 
 
@@ -129,14 +134,20 @@ def test_the_plane_has_a_token_that_may_do_less_than_the_operators() -> None:
     assert account in {t["metadata"]["name"] for t in built("single") if t["kind"] == "ServiceAccount"}
     bound = {
         thing["roleRef"]["name"]
-        for thing in built("single")
+        for thing in built("single-gateways")
         if thing["kind"] in ("ClusterRoleBinding", "RoleBinding")
         if account in {subject["name"] for subject in thing["subjects"]}
     }
-    assert bound == {"agentctl-apiserver", "agentctl-admission", "extension-apiserver-authentication-reader"}
+    assert bound == {
+        "agentctl-apiserver",
+        "agentctl-admission",
+        "agentctl-modelgateway",
+        "agentctl-mcpgateway",
+        "extension-apiserver-authentication-reader",
+    }
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", WITH_GATEWAYS)
 def test_the_services_of_the_mesh_are_there_and_lead_to_pods(overlay: str) -> None:
     services = {
         thing["metadata"]["name"]: thing["spec"] for thing in built(overlay) if thing["kind"] == "Service"
@@ -148,6 +159,8 @@ def test_the_services_of_the_mesh_are_there_and_lead_to_pods(overlay: str) -> No
         ("apiserver", mesh.APISERVER),
         ("admission", mesh.ADMISSION),
         ("scaler", mesh.SCALER),
+        ("modelgateway", mesh.MODEL_GATEWAY),
+        ("mcpgateway", mesh.MCP_GATEWAY),
     ):
         [port] = [port for port in services[name]["ports"] if port["port"] == component.port]
         selected = [
@@ -205,6 +218,39 @@ def test_agents_get_the_image_of_the_operator(overlay: str) -> None:
     [operator] = [c for pod in pods(overlay) for c in containers(pod) if c["name"] == "operator"]
     environment = {each["name"]: each.get("value") for each in operator["env"]}
     assert environment["OPERATOR_AGENT_IMAGE"] == operator["image"]
+
+
+@pytest.mark.parametrize("overlay", WITH_GATEWAYS)
+def test_agents_are_told_of_gateways_at_ports_that_lead_to_their_edges(overlay: str) -> None:
+    every = [container for pod in pods(overlay) for container in containers(pod)]
+    told = {each["name"]: each.get("value") for c in every for each in c.get("env", ())}
+    for name, variable, path in (("modelgateway", "MODEL", "/v1"), ("mcpgateway", "MCP", "")):
+        port = GATEWAYS[name]
+        assert told[f"AGENTCTL_{variable}_GATEWAY_URL"] == f"https://{name}.{SYSTEM}.svc:{port}{path}"
+        [spec] = [
+            t["spec"] for t in built(overlay) if (t["kind"], t["metadata"]["name"]) == ("Service", name)
+        ]
+        [target] = [each["targetPort"] for each in spec["ports"] if each["port"] == port]
+        [pod] = [p for p in pods(overlay) if spec["selector"].items() <= p["metadata"]["labels"].items()]
+        ports = [each for container in containers(pod) for each in container.get("ports", ())]
+        assert [each["containerPort"] for each in ports if each["name"] == target] == [port]
+        assert told.get(f"{name.upper()}_EDGE_PORT", str(port)) == str(port)
+
+
+@pytest.mark.parametrize("overlay", WITH_GATEWAYS)
+def test_the_stand_in_is_where_the_model_gateway_and_the_operator_look_for_it(overlay: str) -> None:
+    every = [container for pod in pods(overlay) for container in containers(pod)]
+    told = {each["name"]: each.get("value") for c in every for each in c.get("env", ())}
+    [spec] = [
+        t["spec"] for t in built(overlay) if (t["kind"], t["metadata"]["name"]) == ("Service", "provider")
+    ]
+    [port] = spec["ports"]
+    url = f"https://provider.{SYSTEM}.svc:{port['port']}/v1"
+    assert told["MODELGATEWAY_STAND_IN_URL"] == told["OPERATOR_STAND_IN_URL"] == url
+    assert told["MODELGATEWAY_PROVIDER_CA_FILE"] == f"{told['AGENTCTL_TRUST_DIR']}/ca.crt"
+    [provider] = [c for c in every if "PROVIDER_LISTEN" in {each["name"] for each in c.get("env", ())}]
+    [listening] = [each["containerPort"] for each in provider["ports"] if each["name"] == port["targetPort"]]
+    assert told["PROVIDER_LISTEN"] == f"0.0.0.0:{listening}"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -277,3 +323,18 @@ def test_no_role_lets_anybody_make_secrets_but_the_operator() -> None:
                 for rule in thing["rules"]:
                     named = "resourceNames" in rule
                     assert named or not {"secrets", "*"} & set(rule.get("resources", ())), thing["metadata"]
+
+
+def test_gateways_read_only_the_secrets_that_a_namespace_names() -> None:
+    for overlay in OVERLAYS:
+        for thing in built(overlay):
+            if thing["kind"] == "ClusterRole" and thing["metadata"]["name"].endswith("gateway"):
+                assert {verb for rule in thing["rules"] for verb in rule["verbs"]} == {"list", "watch"}
+                assert {group for rule in thing["rules"] for group in rule["apiGroups"]} == {"agentctl.dev"}
+    role, binding = kustomized("tenant/gateway-secrets")
+    [rule] = role["rules"]
+    assert (rule["resources"], rule["verbs"]) == (["secrets"], ["list", "watch"])
+    assert rule["resourceNames"]
+    assert {(each["name"], each["namespace"]) for each in binding["subjects"]} == {
+        (name, SYSTEM) for name in (*GATEWAYS, "plane-api")
+    }

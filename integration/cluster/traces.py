@@ -22,7 +22,7 @@ class Trace:
 
     replicas: list[int] = field(default_factory=list)
     """Each number that was asked for, in order."""
-    ready: list[int] = field(default_factory=list)
+    ready: list[int] = field(default_factory=lambda: [0])
     """How many pods were ready and to stay, after each change."""
 
     def forget(self) -> None:
@@ -70,19 +70,18 @@ def _watched(
 ) -> Iterator[None]:
     """Each line of `kubectl get --watch` while the block runs."""
     command = ("kubectl", "--kubeconfig", str(kubectl.kubeconfig), "get", "-n", namespace, "--watch", *words)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    lines = process.stdout
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = process.stdout
 
-    def listen() -> None:
-        for line in lines:
-            heard(line.rstrip("\n"))
+        def listen() -> None:
+            for line in lines:
+                heard(line.rstrip("\n"))
 
-    thread = threading.Thread(target=listen)
-    thread.start()
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
-        thread.join()
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            yield
+        finally:
+            process.kill()
+            thread.join()

@@ -1,8 +1,8 @@
-"""What must be so before PostgreSQL starts in a pod of its own: `python -m libs.postgres.pod FOLDER SECRET`.
+"""What must be so before PostgreSQL starts in a pod of its own: `python -m libs.postgres.pod FOLDER NAME…`.
 
-FOLDER has the data, which need TLS and a password to be reached, and SECRET of our namespace says how
-coordination does: `dsn`, `password`, and `ca.crt`, the server's own certificate. May be repeated; keeps what
-is there.
+FOLDER has the data. Each NAME is a component that has a database and a role of its name there, which need TLS
+and a password to be reached. The Secret NAME-database of our namespace says how: `dsn`, `password`, and
+`ca.crt`, the server's own certificate. May be repeated; keeps what is there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -30,7 +31,6 @@ from libs.cluster.kubernetes import connect
 from .account import Account, StartError
 
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_NAME = "coordination"  # of the role and of its database
 _MANAGER = "agentctl-postgres"
 _YEARS = timedelta(days=3650)  # pinned by whoever has the Secret, so that it need not be renewed
 _INITDB = ("--username=postgres", "--auth=reject", "--encoding=UTF8", "--locale=C", "--no-instructions")
@@ -52,49 +52,62 @@ autovacuum_naptime = 5s
 log_checkpoints = off
 """
 # Nobody comes in without the password, for whoever does comes through our TLS, with our user id.
-_HBA = f"local {_NAME} {_NAME} scram-sha-256\n"
-_ROLE = f"do $$ begin create role {_NAME} login; exception when duplicate_object then null; end $$"
+_HBA = "local {0} {0} scram-sha-256\n"
 
 
-async def prepare(cluster: Cluster, namespace: str, secret: str, data: Path) -> None:
+async def prepare(cluster: Cluster, namespace: str, names: Sequence[str], data: Path) -> None:
     """See the module. Raises StartError, and what the cluster raises."""
+    host = f"postgres.{namespace}.svc"
+    await asyncio.to_thread(_make, data, host, names)
+    for name in names:
+        await _admit(cluster, namespace, name, data, host)
+
+
+async def _admit(cluster: Cluster, namespace: str, name: str, data: Path, host: str) -> None:
+    """A component: its role, its database, and its Secret."""
+    secret = f"{name}-database"
     known = (await cluster.get(SECRET, namespace, secret)).get("data") or {}
     password = base64.b64decode(known.get("password", "")).decode() or secrets.token_urlsafe(32)
-    host = f"postgres.{namespace}.svc"
-    await asyncio.to_thread(_make, data, host)
-    await asyncio.to_thread(_execute, data, [_ROLE, f"alter role {_NAME} password '{password}'"])
+    await asyncio.to_thread(
+        _execute,
+        data,
+        [
+            f"create role {name} login",
+            f"alter role {name} password '{password}'",
+            f"create database {name} owner {name}",
+        ],
+    )
     dsn = {
         "host": host,
-        "dbname": _NAME,
-        "user": _NAME,
+        "dbname": name,
+        "user": name,
         "password": password,
         "sslmode": "verify-full",
         "sslnegotiation": "direct",
         "sslrootcert": "/etc/agentctl/database/ca.crt",
     }
     said = {
-        "dsn": " ".join(f"{name}={value}" for name, value in dsn.items()),
+        "dsn": " ".join(f"{field}={value}" for field, value in dsn.items()),
         "password": password,
         "ca.crt": (data / "server.crt").read_text(),
     }
-    content = {name: base64.b64encode(value.encode()).decode() for name, value in said.items()}
+    content = {key: base64.b64encode(value.encode()).decode() for key, value in said.items()}
     metadata = {"name": secret, "namespace": namespace}
     await cluster.apply(
         {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": content}, _MANAGER
     )
 
 
-def _make(data: Path, host: str) -> None:
+def _make(data: Path, host: str, names: Sequence[str]) -> None:
     """The folder, whole or not at all, and its configuration."""
     if not data.exists():
         unfinished = data.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         _run("initdb", *_INITDB, "--pgdata", str(unfinished))
         certify(unfinished, host)
-        _execute(unfinished, [_ROLE, f"create database {_NAME} owner {_NAME}"])
         unfinished.rename(data)
     (data / "postgresql.conf").write_text(_CONF)
-    (data / "pg_hba.conf").write_text(_HBA)
+    (data / "pg_hba.conf").write_text("".join(_HBA.format(name) for name in names))
 
 
 def certify(folder: Path, host: str) -> None:
@@ -119,9 +132,10 @@ def certify(folder: Path, host: str) -> None:
 
 
 def _execute(data: Path, statements: list[str]) -> None:
-    """In the single-user mode, which reads a statement a line and goes on after an error."""
+    """In the single-user mode, which reads a statement a line and goes on after an error. What is to be made
+    may be there."""
     said = _run("postgres", "--single", "-D", str(data), "postgres", stdin="\n".join(statements) + "\n")
-    if "ERROR:" in said:
+    if any("ERROR:" in line and not line.endswith(" already exists") for line in said.splitlines()):
         raise StartError(f"PostgreSQL refused: {said}")
 
 
@@ -134,10 +148,10 @@ def _run(program: str, *arguments: str, stdin: str = "") -> str:
     return done.stderr
 
 
-async def _main(namespace: str, data: Path, secret: str) -> None:
+async def _main(namespace: str, data: Path, names: Sequence[str]) -> None:
     async with connect(None) as cluster:
-        await prepare(cluster, namespace, secret, data)
+        await prepare(cluster, namespace, names, data)
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(_NAMESPACE.read_text().strip(), Path(sys.argv[1]), sys.argv[2]))
+    asyncio.run(_main(_NAMESPACE.read_text().strip(), Path(sys.argv[1]), sys.argv[2:]))
