@@ -10,6 +10,7 @@ import typer
 
 from . import bars_command, sweep_command
 from .agents import command as agents_command
+from .gateway import command as gateway_command
 from .management import command as management_command
 from .provision import command as provision_command
 from .scaling import command as scaling_command
@@ -23,6 +24,7 @@ provision_command.register(app, os.environ)
 agents_command.register(app, os.environ)
 management_command.register(app, os.environ)
 scaling_command.register(app, os.environ)
+gateway_command.register(app, os.environ)
 
 
 @app.callback()
