@@ -6,7 +6,7 @@ of which each answer takes the next. A turn is {"say": text}, {"call": tool, "wi
 that gate is open.
 
 The tool `work` answers `say`, when the gate `wait` is open. The resource `desk://top` is what it was told
-to be. On 8443, and only for who shows a certificate of the mesh: /v1 and /mcp. On 8080: GET /seen, POST
+to be. On 8443 by TLS: /v1 and /mcp. On 8080: GET /seen, POST
 /open/<gate> and /change, and GET /relay/<host>/<port>, which says a port of its loopback that leads there: to
 agents, which listen on their pods' addresses, where `kubectl port-forward` does not come.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 from collections import Counter, defaultdict
 from contextlib import closing, suppress
 from typing import Any
@@ -185,8 +184,6 @@ async def main() -> None:
     tls: dict[str, Any] = {
         "ssl_certfile": f"{_FILES}/tls.crt",
         "ssl_keyfile": f"{_FILES}/tls.key",
-        "ssl_ca_certs": f"{_FILES}/ca.crt",
-        "ssl_cert_reqs": ssl.CERT_REQUIRED,
     }
     inside = uvicorn.Config(double.inside(), host="0.0.0.0", port=8443, log_level="warning", **tls)
     outside = uvicorn.Config(double.outside(), host="0.0.0.0", port=8080, log_level="warning")

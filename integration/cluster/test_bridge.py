@@ -1,8 +1,7 @@
 """Agents that speak agentd-1, on a real cluster: the bridge beside them is all that the mesh sees.
 
 The agent is the stand-in of agentd, mounted into our image; the operator gives it the flags and variables
-that it would give agentd. Its model and its tool are the double's, which let in nobody without a certificate
-of the mesh: what arrives there has come through the bridge.
+that it would give agentd. Its model and its tool are the double's, which it reaches through the bridge.
 """
 
 from __future__ import annotations
