@@ -80,7 +80,7 @@ def shared() -> Iterator[Machine]:
     with tempfile.TemporaryDirectory(prefix="agentctl-gateways-", ignore_cleanup_errors=True) as folder:
         machine = Machine(Path(folder))
         try:
-            machine.ready(machine.up("--store", "memory"))
+            machine.ready(machine.up("--gateways", "--store", "memory"))
             machine.fleet()
             yield machine
         finally:
@@ -205,7 +205,7 @@ def test_who_shows_no_certificate_is_not_answered(shared: Machine) -> None:
 
 def test_the_key_is_the_gateways_and_no_agents(machine: Machine) -> None:
     said = machine.ready(
-        machine.up("--store", "memory", OPENAI_API_KEY=KEY, PROVIDER_API_KEY=KEY)  # a provider that wants it
+        machine.up("--gateways", "--store", "memory", OPENAI_API_KEY=KEY, PROVIDER_API_KEY=KEY)
     )
     url = next(line.split()[-1] for line in said.splitlines() if "no model, ready at" in line)
     apply(machine, NAMESPACED, WITH_A_KEY.replace("URL", url), fleet("keyless", "openai"))
@@ -225,7 +225,7 @@ def test_the_key_is_the_gateways_and_no_agents(machine: Machine) -> None:
     assert secrets(machine) == ["openai"]
 
     machine.stopped(machine.planes[0])
-    machine.ready(machine.up("--store", "memory"))
+    machine.ready(machine.up("--gateways", "--store", "memory"))
     assert secrets(machine) == []
 
 
@@ -279,11 +279,11 @@ spec: {{endpoint: "{script.url}", models: [scripted]}}
 
 @pytest.mark.postgres
 def test_what_was_used_outlives_the_plane(machine: Machine) -> None:
-    machine.ready(machine.up("-f", str(FLEET)))
+    machine.ready(machine.up("--gateways", "-f", str(FLEET)))
     machine.done("wait", "fleet/summarize", "-n", NAMESPACE)
     machine.done("work", "submit", QUEUE, "-", "--wait", stdin="One. Two.\nThree. Four.\n")
     before = calls(machine, "stand-in")
     assert len(before) == 2
     assert machine.stopped(machine.planes[0])[0] == 0
-    machine.ready(machine.up())
+    machine.ready(machine.up("--gateways"))
     assert calls(machine, "stand-in") == before

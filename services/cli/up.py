@@ -43,6 +43,9 @@ def up(
             help="Port of coordination. [default: a free one, and the same again]",
         ),
     ] = None,
+    gateways: Annotated[
+        bool, typer.Option("--gateways", help="Agents reach models and tools through the gateways.")
+    ] = False,
     front: Annotated[
         Front | None,
         typer.Option(help="HTTP/2 server of the components. [default: h2corn]", show_default=False),
@@ -72,6 +75,7 @@ def up(
             "AGENTCTL_FRONT": front,
             "PLANE_STORE": store,
             "PLANE_PORT": port,
+            "PLANE_GATEWAYS": "true" if gateways else None,
             "PLANE_DATABASE_FILE": dsn_file and dsn_file.absolute(),
             "PLANE_MANIFESTS": ",".join(str(file.absolute()) for file in files or ()) or None,
         }

@@ -77,8 +77,6 @@ class HomeSettings:
         ours = {
             "AGENTCTL_COORDINATION_ADDRESS": self.coordination_address,
             "AGENTCTL_SCALER_ADDRESS": f"{_LOOPBACK}:{scaler}",
-            "AGENTCTL_MODEL_GATEWAY_URL": f"https://localhost:{self.modelgateway.edge_port}/v1",
-            "AGENTCTL_MCP_GATEWAY_URL": f"https://localhost:{self.mcpgateway.edge_port}",
             "AGENTCTL_TLS_DIR": str(state.identity("operator")),
             "OPERATOR_HOST": _LOOPBACK,
             "OPERATOR_PORT": str(ports["operator"]),
@@ -88,6 +86,9 @@ class HomeSettings:
             "OPERATOR_STAND_IN_URL": self.stand_in_url,
             "OPERATOR_LOOPBACK": "$(AGENT_HOST)",  # pods share the machine's; their addresses are loopback
         }
+        if settings.gateways:
+            ours["AGENTCTL_MODEL_GATEWAY_URL"] = f"https://localhost:{self.modelgateway.edge_port}/v1"
+            ours["AGENTCTL_MCP_GATEWAY_URL"] = f"https://localhost:{self.mcpgateway.edge_port}"
         self.operator = load(OperatorSettings, "OPERATOR_", {**environ, **common, **ours})
 
 

@@ -11,10 +11,9 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +61,14 @@ _COMMANDS = {
     for service in ("agent", "bridge", "provider")
 }
 _FOREIGN = re.compile(
-    r"(ADMISSION|AGENTCTL|ANTHROPIC|APISERVER|COORDINATION|MCPGATEWAY|MODELGATEWAY|OPERATOR|PLANE|AGENT|BRIDGE"
+    r"(ADMISSION|AGENTCTL|APISERVER|COORDINATION|MCPGATEWAY|MODELGATEWAY|OPERATOR|PLANE|AGENT|BRIDGE"
     r"|PROVIDER|SCALER|OPENAI)_"
 )
 _PASSED_ON = ("AGENTCTL_LOG_LEVEL",)
+_KEYS = ("OPENAI_API_KEY", "OPENAI_API_KEY_FILE")  # passed on only where no gateway keeps them
 _ACCOUNTS = (
     "admission", "apiserver", "coordination", "mcpgateway", "modelgateway", "plane", "provider", "scaler",
 )  # fmt: skip
-_SLOW = "services.mcpgateway.composition"  # most of a second: the MCP SDK
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _log = logging.getLogger(__name__)
@@ -145,12 +144,15 @@ class Home:
             state.endpoints.unlink(missing_ok=True)  # of one that was killed
             ports = Ports(state.ports, self._settings.port)
             components = HomeSettings(self._settings, state, environ, ports)
-            key = key_of(environ)
-            runner = Runner(cluster, state.objects, commands=_COMMANDS, environment=_passed_on(environ))
+            gateways = self._settings.gateways
+            passed_on = _passed_on(environ, _PASSED_ON if gateways else (*_PASSED_ON, *_KEYS))
+            runner = Runner(cluster, state.objects, commands=_COMMANDS, environment=passed_on)
             endpoints = await self._start(cluster, components, runner, ports, stack)
             ports.keep()
             stack.callback(state.endpoints.unlink, missing_ok=True)
-            await stack.enter_async_context(self._watch.apart("key", handed_out(cluster, key)))
+            if gateways:
+                key = handed_out(cluster, key_of(environ))
+                await stack.enter_async_context(self._watch.apart("key", key))
             await stack.enter_async_context(self._watch.apart("agents", _running(runner)))
             self._runner = runner
             await stack.enter_async_context(told(cluster, say))
@@ -176,7 +178,6 @@ class Home:
         accounts = Accounts(cluster, SYSTEM, self._state.folder, self._state.folder / "identities")
         accounts.identity_address = components.identity_address
         await stack.enter_async_context(accounts.mounted([*_ACCOUNTS, ADMINISTRATORS_ACCOUNT]))
-        loading = asyncio.create_task(asyncio.to_thread(import_module, _SLOW))  # while others start
         operator = components.operator
         operates = await stack.enter_async_context(apart("operator", operating(operator, cluster)))
         await operates.cache.synced()
@@ -193,20 +194,9 @@ class Home:
             apart("provider", providing(provider, accounts.credentials("provider")))
         )
         say("provider", f"a stand-in that is no model, ready at {components.stand_in_url}")
-        await loading
-        from services.mcpgateway.composition import mcp_serving
-        from services.modelgateway.serving import model_serving
-
-        model_gateway = replace(
-            components.modelgateway,
-            **_fields(accounts, "modelgateway"),
-            provider_ca_file=accounts.root,  # the stand-in's
-        )
-        models = await stack.enter_async_context(apart("modelgateway", model_serving(model_gateway, cluster)))
-        say("modelgateway", f"ready at {operator.model_gateway_url}")
-        mcp_gateway = replace(components.mcpgateway, **_fields(accounts, "mcpgateway"))
-        tools = await stack.enter_async_context(apart("mcpgateway", mcp_serving(mcp_gateway, cluster)))
-        say("mcpgateway", f"ready at {operator.mcp_gateway_url}")
+        gateways: dict[str, str] = {}
+        if self._settings.gateways:
+            gateways = await self._start_gateways(cluster, components, accounts, stack)
         apiserver = replace(components.apiserver, **_fields(accounts, "apiserver"))
         manages = await stack.enter_async_context(apart("apiserver", managing(apiserver, cluster)))
         say("apiserver", f"ready at {manages.address}")
@@ -236,14 +226,36 @@ class Home:
             "admission": admits.address,
             "coordination": served.address,
             "scaler": scales.address,
-            "modelgateway": models.address,
-            "mcpgateway": tools.address,
-            "model_gateway_url": operator.model_gateway_url,
-            "mcp_gateway_url": operator.mcp_gateway_url,
+            **gateways,
             "operator": f"{_LOOPBACK}:{operator.port}",
             "identity": components.identity_address,
             "domain": pki.own(administrator).domain,
             "tls_dir": str(self._state.identity(ADMINISTRATOR)),
+        }
+
+    async def _start_gateways(
+        self, cluster: LocalCluster, components: HomeSettings, accounts: Accounts, stack: AsyncExitStack
+    ) -> dict[str, str]:
+        """Where they listen."""
+        from services.mcpgateway.composition import mcp_serving  # the MCP SDK: most of a second
+        from services.modelgateway.serving import model_serving
+
+        say, apart, operator = self._say, self._watch.apart, components.operator
+        model_gateway = replace(
+            components.modelgateway,
+            **_fields(accounts, "modelgateway"),
+            provider_ca_file=accounts.root,  # the stand-in's
+        )
+        models = await stack.enter_async_context(apart("modelgateway", model_serving(model_gateway, cluster)))
+        say("modelgateway", f"ready at {operator.model_gateway_url}")
+        mcp_gateway = replace(components.mcpgateway, **_fields(accounts, "mcpgateway"))
+        tools = await stack.enter_async_context(apart("mcpgateway", mcp_serving(mcp_gateway, cluster)))
+        say("mcpgateway", f"ready at {operator.mcp_gateway_url}")
+        return {
+            "modelgateway": models.address,
+            "mcpgateway": tools.address,
+            "model_gateway_url": operator.model_gateway_url,
+            "mcp_gateway_url": operator.mcp_gateway_url,
         }
 
 
@@ -302,9 +314,9 @@ def _fields(accounts: Accounts, account: str) -> dict[str, Any]:
     }
 
 
-def _passed_on(environ: Mapping[str, str]) -> dict[str, str]:
+def _passed_on(environ: Mapping[str, str], kept: Sequence[str]) -> dict[str, str]:
     """The person's environment, less the settings of components."""
-    return {name: text for name, text in environ.items() if name in _PASSED_ON or not _FOREIGN.match(name)}
+    return {name: text for name, text in environ.items() if name in kept or not _FOREIGN.match(name)}
 
 
 def _welcome(endpoints: Mapping[str, str], state: State) -> str:
@@ -315,7 +327,6 @@ The plane is up. Its log: {state.log}
   agentctl work submit demo/summarize FILES... --wait    work for it, and results
   agentctl tree -n demo                                  who runs, and how they are
   agentctl top -n demo                                   what they use
-  agentctl usage -n demo --calls                         what they asked models
   agentctl pause|resume|drain fleet/summarize -n demo    steer them
 
   grpcurl -cacert {endpoints["tls_dir"]}/ca.crt -cert {endpoints["tls_dir"]}/tls.crt \\

@@ -25,6 +25,8 @@ class Settings:
     """At home: where coordination keeps work."""
     database_file: Path | None = None
     """At home, with store=postgres: a file with its connection string."""
+    gateways: bool = False
+    """At home: whether agents reach models and tools through the gateways, which then run too."""
     port: int = 0
     """At home: gRPC port of coordination; 0: any."""
     host: str = "127.0.0.1"
