@@ -104,13 +104,14 @@ MALFORMED = [
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    """A plane that has the pool and the server set of the examples, and THERE."""
+    """A plane that has the pools and the server set of the examples, and THERE."""
     with tempfile.TemporaryDirectory(prefix="agentctl-admission-", ignore_cleanup_errors=True) as folder:
         machine = Machine(Path(folder))
         try:
             machine.ready(machine.up("--store", "memory"))
-            things = yaml.safe_load_all((EXAMPLES / "modes" / "reactive.yaml").read_text())
-            applied(machine, *(each for each in things if each["kind"] != "Agent"), *THERE)
+            texts = [(EXAMPLES / name).read_text() for name in ("modes/reactive.yaml", "openai.yaml")]
+            things = [each for text in texts for each in yaml.safe_load_all(text)]
+            applied(machine, *(each for each in things if not each["kind"].startswith("Agent")), *THERE)
             yield machine
         finally:
             machine.close()

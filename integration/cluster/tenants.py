@@ -97,7 +97,8 @@ class Tenant:
     def succeeded(self, ids: Sequence[str], seconds: float = 120) -> list[work_pb2.Item]:
         """These, when all have come to a good end, each with its first attempt."""
         items = self.finished(ids, seconds)
-        assert {item.attempt for item in items} == {1}
+        again = [(item.id, item.attempt, list(item.failures)) for item in items if item.attempt != 1]
+        assert not again, again
         return items
 
     def finished(self, ids: Sequence[str], seconds: float = 120) -> list[work_pb2.Item]:

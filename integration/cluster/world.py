@@ -231,7 +231,13 @@ def _pod() -> Object:
                 "name": _NAME,
                 "image": "agentctl:dev",
                 "command": ["python", f"{_FOLDER}/double.py"],
-                "readinessProbe": {"httpGet": {"path": "/seen", "port": 8080}, "periodSeconds": 1},
+                # Once ready it stays so: a busy node is no reason to be away.
+                "readinessProbe": {
+                    "httpGet": {"path": "/seen", "port": 8080},
+                    "periodSeconds": 1,
+                    "timeoutSeconds": 5,
+                    "failureThreshold": 60,
+                },
                 "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
                 "volumeMounts": [{"name": "files", "mountPath": _FOLDER}],
             }
