@@ -20,6 +20,7 @@ from typing import Any
 from uuid import uuid4
 
 import grpc
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from agentctl.coordination.v1 import coordination_service_pb2 as pb
@@ -114,7 +115,13 @@ class Postgres:
 
     def stop(self) -> None:
         """As an administrator in a hurry would: it ends as in a crash, but nobody starts it again."""
-        os.kill(self.processes()[0], signal.SIGQUIT)
+        server = psutil.Process(self.processes()[0])
+        server.send_signal(signal.SIGQUIT)
+        deadline = time.monotonic() + 10
+        with suppress(psutil.NoSuchProcess):  # until then its children answer
+            while server.status() != psutil.STATUS_ZOMBIE:
+                assert time.monotonic() < deadline, "PostgreSQL does not end"
+                time.sleep(0.01)
 
     async def start(self) -> None:
         """As an administrator would."""
