@@ -77,9 +77,8 @@ def test_a_review_never_fails_and_a_mutation_changes_no_verdict():
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("begin", range(1, 6))
-def test_nor_does_it_for_ten_thousand_objects(begin):
-    seen = prove(2_000, begin)
+def test_nor_does_it_for_ten_thousand_objects():
+    seen = sum((prove(2_000, begin) for begin in range(1, 6)), Counter[str]())
     assert min(seen["allowed"], seen["denied"], seen["leaving"]) > 100, seen
     assert {"trifecta", "image-not-allowed", "secret-not-yours", "unknown-pool", "schema"} <= set(seen), seen
 
