@@ -90,7 +90,7 @@ def _where(settings: Settings, address: str | None) -> str:
     if where := address or running.get("modelgateway"):
         return where
     if running:
-        raise FailedError("the plane that runs here has no model gateway: start it with --gateways", Exit.UNAVAILABLE)
+        raise FailedError("no model gateway runs here: start the plane with --gateways", Exit.UNAVAILABLE)
     raise FailedError(
         "no plane is running here: start one with `agentctl up`, or name a ModelGatewayService by --address",
         Exit.UNAVAILABLE,
