@@ -97,6 +97,6 @@ async def test_what_cannot_be_is_told_in_a_line(agentctl):
     )
     write_json(agentctl.state / "endpoints.json", {"coordination": "127.0.0.1:1"})
     old = await agentctl()
-    assert (old.exit_code, "has no model gateway" in old.stderr) == (5, True)
+    assert (old.exit_code, "no model gateway runs here" in old.stderr) == (5, True)
     (agentctl.state / "endpoints.json").unlink()
     assert (await agentctl()).exit_code == 5
