@@ -27,7 +27,7 @@ PROTOS   := $(shell find proto -name '*.proto')
 SERVICES := $(shell grep -rl --include='*.proto' '^service ' proto)
 PROTOC   := python -m grpc_tools.protoc -I proto
 
-.PHONY: help setup proto crds lint test soak integration hostile demo load image cluster keda cluster-down deploy ci clean
+.PHONY: help setup proto crds lint test soak integration integration-keda hostile demo load image cluster keda cluster-down deploy ci clean
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  %-12s %s\n", $$1, $$2}'
 
@@ -71,8 +71,10 @@ else
 	kubectl apply -k k8s/base/crds
 	AGENTCTL_TEST_KUBECONFIG="$$KUBECONFIG" AGENTCTL_TEST_IMAGE=$(IMAGE) pytest -q -m cluster libs services
 	AGENTCTL_TEST_KUBECONFIG="$$KUBECONFIG" pytest -q -m cluster integration/cluster
-	$(if $(filter node,$(CLUSTER)),$(MAKE) keda && AGENTCTL_TEST_KUBECONFIG="$$KUBECONFIG" pytest -q -m cluster integration/cluster/test_keda*.py)
 endif
+
+integration-keda: keda ## Fleets scaled by a real KEDA there, in half an hour: `make cluster image` and an image loaded come first
+	AGENTCTL_TEST_KUBECONFIG="$$KUBECONFIG" pytest -q -m cluster integration/cluster/test_keda*.py
 
 hostile: .venv ## Floods and thousands of connections against both fronts, for minutes
 	pytest -q -m hostile integration/fronts
