@@ -212,6 +212,7 @@ class Gateway:
             raise RelayError(f"endpoint {endpoint.name} has no credential: {error}", "credential") from None
 
     async def _streamed(self, call: Call, events: Events, span: Any) -> AsyncGenerator[Event, None]:
+        error, status = "left", 499  # unless it comes to an end here
         try:
             async with aclosing(events):
                 async for event in events:
@@ -219,13 +220,12 @@ class Gateway:
                     if data and data != DONE and call.meter.event(data) and call.ask.hides_usage:
                         continue
                     yield event
-        except BrokenError as error:
-            self._end(call, error.kind, 200, span)
+            error, status = "", 200
+        except BrokenError as broken:
+            error, status = broken.kind, 200
             raise
-        except BaseException:
-            self._end(call, "left", 499, span)
-            raise
-        self._end(call, "", 200, span)
+        finally:
+            self._end(call, error, status, span)
 
     def _end(self, call: Call, error: str, status: int, span: Any) -> None:
         """Books the call, once, whoever still waits for it."""

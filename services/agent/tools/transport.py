@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -93,11 +94,10 @@ class _Pool(httpx2.AsyncHTTPTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         answer = object()
         self.answers.add(answer)
-        try:
+        with ExitStack() as without:  # an answer
+            without.callback(self.answers.discard, answer)
             response = await super().handle_async_request(request)
-        except BaseException:
-            self.answers.discard(answer)
-            raise
+            without.pop_all()
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         return _with(response, _Told(response.stream, partial(self.answers.discard, answer)))
 
